@@ -1,0 +1,152 @@
+"""The command line: ``gradsieve compare`` and ``gradsieve report``.
+
+An error that the user can put right is one line on the error stream and exit status 2.
+"""
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+try:
+    import typer
+    from rich.console import Console
+
+    from gradsieve.lab import compare as comparison
+    from gradsieve.lab import report as reports
+    from gradsieve.lab import tasks
+    from gradsieve.lab.console import Bars, notes, table
+    from gradsieve.lab.errors import LabError
+    from gradsieve.lab.runner import Options
+except ModuleNotFoundError as missing:  # the core alone is installed
+    print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
+    raise SystemExit(2) from None
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="gradsieve",
+    help="Train over slow networks: send only the gradient coordinates that matter, and see what it cost and saved.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+_COMPARE_HELP = """Train a task with several rules and compare accuracy, bytes and error.
+
+Writes results.jsonl, summary.json, report.html and curves.png into --out.
+
+[bold]Examples[/bold]
+
+  gradsieve compare
+
+  gradsieve compare --rule dense --rule topk:0.01 --rule threshold:auto --epochs 20 --out runs/demo
+
+  gradsieve compare --workers 16 --rule dense --rule blockrandomk:0.01 --exchange allreduce
+
+  gradsieve compare --task cifar --data-dir DIR --epochs 10 --rule topk:0.001 --rule threshold:auto
+"""
+_REPORT_HELP = """Rebuild report.html, curves.png and summary.json from the results.jsonl of a directory; never trains.
+
+[bold]Example[/bold]
+
+  gradsieve report runs/demo
+"""
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps the commands named, however many there are."""
+
+
+@app.command("compare", help=_COMPARE_HELP)
+def compare(
+    task: Annotated[str, typer.Option(help=f"What to train: {', '.join(tasks.names())}.")] = "digits",
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A rule, such as dense, topk:0.01, threshold:0.005; give it again for more. threshold:auto finds the "
+            "threshold that spends no more than the first top-k rule (or 1%). Default: dense, topk:0.01, threshold:auto.",
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Workers, all in this process.")] = 4,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs; the schedule is compressed to fit.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the weights and of the shuffling.")] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for the results; made where missing.")] = Path("runs/compare"),
+    name: Annotated[str | None, typer.Option(help="Title of the report. Default: the name of --out.")] = None,
+    scope: Annotated[
+        Literal["layer", "bucket", "global"], typer.Option(help="The stretch of the gradient that a rule looks at.")
+    ] = "layer",
+    feedback: Annotated[
+        Literal["gradient", "update", "momentum", "none"], typer.Option(help="What happens to what is not sent.")
+    ] = "gradient",
+    exchange: Annotated[
+        Literal["auto", "allgather", "allreduce", "owner", "dense"], typer.Option(help="How workers meet.")
+    ] = "auto",
+    values: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision on the wire; the rest is remembered.")
+    ] = "float32",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a worker a step. Default: the task's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the task's.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: the variable GRADSIEVE_DATA.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded data is kept. Default: ~/.cache/gradsieve.")] = None,
+) -> int:
+    rules = rule or ["dense", "topk:0.01", comparison.AUTO]
+    comparison.entries(rules)  # a wrong rule is said before the data is loaded
+    options = Options(workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values)
+    chosen = tasks.get(task, data_dir=data_dir, cache_dir=cache_dir)
+    with _ends_on_sigterm(), Bars(rules, epochs) as bars:
+        outcome = comparison.compare(chosen, rules, options, out, bars, title=name or out.name)
+    console = Console(soft_wrap=True)
+    if outcome.runs:
+        Console().print(table(outcome.runs))
+        for note in notes(outcome.runs):
+            console.print(note, markup=False, highlight=False)
+        console.print(f"report: {out / 'report.html'}", markup=False, highlight=False)
+    if outcome.interrupted:
+        print("gradsieve: interrupted; what was finished is kept", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+@app.command("report", help=_REPORT_HELP)
+def report(directory: Annotated[Path, typer.Argument(help="A directory that holds results.jsonl.")]) -> int:
+    reports.build(directory)
+    print(directory / "report.html")
+    return 0
+
+
+@contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """A polite kill ends a run as Ctrl-C does: with what there is, readable."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    try:
+        return int(app(args=arguments, prog_name="gradsieve", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        message = error.format_message()
+    except LabError as error:
+        message = str(error)
+    except OSError as error:
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    print("gradsieve: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

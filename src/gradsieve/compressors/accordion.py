@@ -1,0 +1,76 @@
+"""Accordion: top-k that sends more while the gradient changes quickly."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.compressors.base import check_density, check_integer, check_number, k_of
+from gradsieve.types import Pending, Segments, Sparse, Turn
+
+
+@dataclass(frozen=True)
+class Accordion:
+    """Top-k with density ``high`` in a critical regime, else ``low`` (Agarwal et al. 2021), each segment on its own.
+
+    Every ``interval`` steps: critical where ``abs(norm_then - norm_now) / norm_then >= change``, or where the
+    learning rate fell. The norms are of the exchanged mean gradient, which is the same on all ranks, so all agree
+    without a message. Training starts critical.
+
+    >>> Accordion(0.001, 0.1, interval=100)
+    Accordion(low=0.001, high=0.1, interval=100, change=0.5)
+    """
+
+    low: float
+    high: float
+    interval: int = 1000
+    change: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_density(self.low, "low")
+        check_density(self.high, "high")
+        if self.low > self.high:
+            raise ValueError(f"low takes a density of at most high ({self.high!r}), not {self.low!r}")
+        check_integer("interval", self.interval, 1)
+        check_number("change", self.change, 0.0, float("inf"), "a number of at least 0")
+
+    def slots(self, segments: Segments) -> int:
+        return sum(k_of(self.high, size) for size in segments.sizes)
+
+    def state(self, segments: Segments) -> dict[str, Tensor]:
+        count = len(segments.sizes)
+        return {
+            "critical": torch.ones(count, dtype=torch.float64),
+            "then": torch.full((count,), torch.nan, dtype=torch.float64),
+            "squares": torch.zeros(count, dtype=torch.float64),
+            "steps": torch.zeros(count, dtype=torch.float64),
+            "lr": torch.full((count,), torch.nan, dtype=torch.float64),
+        }
+
+    def __call__(self, pending: Pending, turn: Turn) -> Sparse:
+        critical_S = turn.state["critical"].tolist()
+        k_S = tuple(
+            k_of(self.high if critical else self.low, size)
+            for critical, size in zip(critical_S, pending.segments.sizes, strict=True)
+        )
+        return ops.of(pending.grad_Ln).topk(pending, k_S)
+
+    def observe(self, mean_n: Tensor, segments: Segments, turn: Turn) -> None:
+        """Take in the exchanged mean gradient; at the end of an interval, decide the regime of the next."""
+        state = turn.state
+        squares_S = torch.stack([part_n.square().sum() for part_n in torch.split(mean_n, list(segments.sizes))])
+        state["squares"] += squares_S.double().cpu()
+        state["steps"] += 1
+        if state["steps"].numel() == 0 or int(state["steps"][0]) < self.interval:
+            return
+        norm = (state["squares"] / self.interval).sqrt()
+        then = state["then"]
+        changed = ~((then - norm).abs() < self.change * then)  # the first interval has no past: critical
+        lr = torch.full_like(norm, torch.nan if turn.lr is None else turn.lr)
+        fell = lr < state["lr"]
+        state["critical"].copy_(changed | fell)
+        state["then"].copy_(norm)
+        state["lr"].copy_(lr)
+        state["squares"].zero_()
+        state["steps"].zero_()

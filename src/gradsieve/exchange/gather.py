@@ -1,0 +1,68 @@
+"""All-gather: every worker's own elements travel to all. The way of rules whose workers choose differently."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.exchange.plan import Plan
+from gradsieve.ops.reference import empty
+from gradsieve.types import Arrival, Link, Pending, Report, Rule, Sparse, Turn
+from gradsieve.wire import Frame
+
+
+class Gather:
+    """One packed collective a step; its size is known before the sieve runs wherever the plan knows it."""
+
+    def __init__(self, plan: Plan, link: Link):
+        self.plan, self.link = plan, link
+        self._frame: Frame | None = None
+
+    def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
+        frame, sent = self._fill(rule, pending, turn)
+        return sent, self.link.gather(frame.pack(turn.step))
+
+    def receive(self, payload: Tensor, sent: Sparse, out_n: Tensor, divisor: float, turn: Turn) -> Report:
+        assert self._frame is not None
+        frame = Frame(self._frame.form, payload)
+        arrived, wrong_W = frame.unpack(turn.step)
+        ops.of(out_n).decode(arrived, out_n, divisor)
+
+        def complain() -> Exception | None:
+            return frame.complaint(turn.step, int(wrong_W.nonzero()[0])) if bool(wrong_W.any()) else None
+
+        return Report(
+            wanted_W=arrived.wanted_L,
+            kept_W=arrived.counts_LB.sum(1),
+            bad=arrived.nonfinite_L.sum() > 0,
+            bytes=self.plan.gather_bytes(frame.form),
+            complain=complain,
+        )
+
+    def _fill(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Frame, Sparse]:
+        """Sieve straight into the payload where its size is known; else sieve, agree on a size, and copy."""
+        workers, size = pending.grad_Ln.shape
+        device = pending.grad_Ln.device
+        slots = self.plan.slots
+        if slots is not None:
+            frame = self._frame_of(slots, workers, device)
+            pending.into = frame.sparse
+            return frame, rule(pending, turn)
+        if self.plan.may_go_dense:
+            pending.into = empty(workers, size, self.plan.most, pending.values, device)
+        found = rule(pending, turn)
+        kept = int(found.counts_LB.sum(1).max())
+        frame = self._frame_of(self.link.largest(kept), workers, device)
+        filled = frame.sparse
+        for part in ("offsets_LK", "values_LK"):
+            getattr(filled, part)[:, :kept].copy_(getattr(found, part)[:, :kept])
+        for part in ("counts_LB", "wanted_L", "nonfinite_L"):
+            getattr(filled, part).copy_(getattr(found, part))
+        return frame, dataclasses.replace(filled, error_L=found.error_L)
+
+    def _frame_of(self, slots: int, workers: int, device: torch.device) -> Frame:
+        """The payload's buffer, used again while the slots stay the same."""
+        if self._frame is None or self._frame.form.slots != slots or len(self._frame.buffer_LN) != workers:
+            self._frame = Frame.empty(self.plan.format(slots), workers, device)
+        return self._frame

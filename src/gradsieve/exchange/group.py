@@ -1,0 +1,61 @@
+"""Real workers: a torch.distributed process group, one worker a process. The only file that calls its collectives."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+
+class Coming:
+    """An arrival over the network: a torch future, whose callbacks run when it completes."""
+
+    def __init__(self, future: "Future[Tensor]"):
+        self.future = future
+
+    def then(self, use: Callable[[Tensor], Tensor]) -> "Coming":
+        return Coming(self.future.then(lambda done: use(done.value())))
+
+    def wait(self) -> Tensor:
+        return self.future.wait()
+
+
+class GroupLink:
+    """One of W ranks. Collectives are issued in program order, never inside a callback."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.workers = dist.get_world_size(group)
+        rank = dist.get_rank(group)
+        self.ranks = range(rank, rank + 1)
+
+    def gather(self, rows_LN: Tensor) -> Coming:
+        out_WN = torch.empty(self.workers, rows_LN.shape[1], dtype=rows_LN.dtype, device=rows_LN.device)
+        return self._coming(_all_gather(out_WN.view(-1), rows_LN.view(-1), self.group), out_WN)
+
+    def sum(self, rows_LN: Tensor) -> Coming:
+        work = dist.all_reduce(rows_LN, group=self.group, async_op=True)
+        return self._coming(work, rows_LN.view(-1))
+
+    def scatter(self, parts_LWN: Tensor) -> Coming:
+        out_WN = torch.empty_like(parts_LWN[0])
+        work = dist.all_to_all_single(out_WN, parts_LWN[0].contiguous(), group=self.group, async_op=True)
+        return self._coming(work, out_WN.unsqueeze(0))
+
+    def largest(self, number: int) -> int:
+        device = self.group._device_types[0] if torch.device("cpu") not in self.group._device_types else "cpu"
+        out = torch.tensor([number], dtype=torch.int64, device=device)
+        dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
+        return int(out.item())
+
+    @staticmethod
+    def _coming(work: dist.Work, result: Tensor) -> Coming:
+        return Coming(work.get_future().then(lambda done: (done.value(), result)[1]))
+
+
+def _all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """The single-tensor gather under its new name where torch has it, else under its old one."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work: dist.Work = gather(out, mine, group=group, async_op=True)
+    return work

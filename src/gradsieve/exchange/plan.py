@@ -1,0 +1,81 @@
+"""How the next exchange of one channel will look. Every rank computes the same plan from the same counts."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from gradsieve.wire import Format, form_of
+
+SPARE = 1.1  # slots above the last step's count: counts move by a few percent from step to step
+SLACK = 1.2  # more than this above what was needed, and the slots shrink again
+LONGEST_REST = 64  # dense steps before a sparse one is tried again
+
+
+@dataclass
+class Plan:
+    """Slots and form for a channel of ``size`` coordinates.
+
+    A rule of fixed size knows its slots. For any other the first exchange agrees on sizes, and each later one
+    takes its slots from the counts that all ranks saw in the one before; what exceeds them is deferred.
+    """
+
+    size: int
+    values: torch.dtype
+    workers: int
+    layout: int
+    fixed: int | None  # the rule's own bound on its elements
+    strict: bool = False  # agree on sizes at every step
+    may_go_dense: bool = True
+    known: int | None = None  # slots taken from the last counts
+    rest: int = 0  # dense steps still to go
+    next_rest: int = 1
+
+    @property
+    def slots(self) -> int | None:
+        """Slots of the next exchange; None where the ranks must agree on them first."""
+        return self.fixed if self.fixed is not None else None if self.strict else self.known
+
+    @property
+    def dense(self) -> bool:
+        """Whether the next exchange goes dense: the cheaper of the two, in bytes that a rank sends."""
+        if not self.may_go_dense:
+            return False
+        return self.rest > 0 or (self.fixed is not None and self.fixed > self.most)
+
+    @cached_property
+    def most(self) -> int:
+        """The most slots with which a gather sends no more bytes than a dense all-reduce."""
+        if not self.may_go_dense:
+            return self.size
+        return bisect_right(
+            range(self.size + 1), self.dense_bytes, key=lambda slots: self.gather_bytes(self.format(slots))
+        ) - 1
+
+    def format(self, slots: int) -> Format:
+        return Format(self.size, slots, self.values, self.layout, form_of(self.size, slots))
+
+    def gather_bytes(self, form: Format) -> int:
+        """What a rank sends in a ring all-gather."""
+        return (self.workers - 1) * form.bytes
+
+    @property
+    def dense_bytes(self) -> int:
+        """What a rank sends in a ring all-reduce of float32."""
+        return 2 * (self.workers - 1) * 4 * self.size // self.workers
+
+    def learn(self, wanted: int) -> None:
+        """Take in the largest count of the exchange that just ended."""
+        if self.fixed is not None:
+            return
+        if wanted > self.most:
+            self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, LONGEST_REST)
+            self.known = self.most
+            return
+        self.next_rest = 1
+        if self.known is None or wanted > self.known or self.known > max(SLACK * wanted, 64):
+            self.known = min(self.most, -(-int(SPARE * wanted + 16) // 16) * 16)
+
+    def went_dense(self) -> None:
+        self.rest = max(0, self.rest - 1)

@@ -1,0 +1,106 @@
+"""Several rules on one task, one after the other: the job behind ``gradsieve compare``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import gradsieve as gs
+from gradsieve.lab import report
+from gradsieve.lab.calibrate import budget_of, calibrate
+from gradsieve.lab.errors import LabError
+from gradsieve.lab.records import EndRow, EpochRow, Run, RunRow, StepRow, Writer, read
+from gradsieve.lab.runner import Launcher, Options, run, simulator, virtual
+from gradsieve.lab.tasks import Task
+from gradsieve.types import Rule
+
+AUTO = "threshold:auto"
+
+
+class View(Protocol):
+    """Who watches."""
+
+    def calibrating(self, name: str, trial: int) -> None: ...
+
+    def row(self, row: RunRow | StepRow | EpochRow | EndRow) -> None: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A rule as the user named it; ``rule`` is None where it is to be calibrated."""
+
+    name: str
+    rule: Rule | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The runs of a comparison, and whether all of them were made."""
+
+    runs: list[Run]
+    interrupted: bool
+
+
+def entries(texts: Sequence[str]) -> list[Entry]:
+    """The rules that the texts name; each may be named once.
+
+    >>> entries(["dense", "threshold:auto"])
+    [Entry(name='dense', rule=Dense()), Entry(name='threshold:auto', rule=None)]
+    """
+    found: list[Entry] = []
+    for text in texts:
+        if any(text == entry.name for entry in found):
+            raise LabError(f"rule {text!r} is given twice")
+        try:
+            found.append(Entry(text, None if text == AUTO else gs.parse(text)))
+        except ValueError as error:
+            raise LabError(f"{error} (or {AUTO})" if "rules are" in str(error) else str(error)) from error
+    return found
+
+
+def compare(
+    task: Task,
+    rules: Sequence[str],
+    options: Options,
+    out: Path,
+    view: View,
+    *,
+    title: str = "",
+    launcher: Launcher = virtual,
+) -> Outcome:
+    """Trains every rule and leaves results.jsonl, summary.json, report.html and curves.png in ``out``.
+
+    An interrupt ends the comparison there, with a report on what there is.
+    """
+    plan = entries(rules)
+    for entry in plan:  # what cannot run is refused before anything runs
+        simulator(task.model(options.seed), entry.rule or gs.HardThreshold(1.0), options)
+    task.steps_per_epoch(options.workers, options.recipe(task).batch_size)
+    interrupted = started = False
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with Writer(out) as writer:
+            for entry in plan:
+                rule, note = entry.rule, ""
+                if rule is None:
+                    rule, note = _calibrated(entry.name, plan, task, options, view)
+                for row in run(task, rule, options, launcher, name=entry.name, title=title, note=note):
+                    writer.write(row)
+                    view.row(row)
+                    started = True
+    except KeyboardInterrupt:
+        interrupted = True
+    except OSError as error:
+        raise LabError(f"cannot write to {out}: {error.strerror}") from error
+    if not started:
+        return Outcome([], interrupted)
+    report.build(out)
+    return Outcome(read(out), interrupted)
+
+
+def _calibrated(
+    name: str, plan: Sequence[Entry], task: Task, options: Options, view: View
+) -> tuple[gs.HardThreshold, str]:
+    budget = budget_of([entry.rule for entry in plan if entry.rule is not None], task, options)
+    found = calibrate(task, options, budget, lambda trial: view.calibrating(name, trial))
+    return gs.HardThreshold(found.threshold), found.note

@@ -1,0 +1,28 @@
+"""Tasks by name: what to train, on what data, with which defaults."""
+
+from pathlib import Path
+
+from gradsieve.lab.errors import LabError
+from gradsieve.lab.tasks.base import Batch, Evaluation, Recipe, Task
+from gradsieve.lab.tasks.cifar import cifar
+from gradsieve.lab.tasks.digits import digits
+
+__all__ = ["Batch", "Evaluation", "Recipe", "Task", "get", "names"]
+
+_TASKS = {"cifar": cifar, "digits": digits}
+
+
+def names() -> list[str]:
+    """The accepted task names, in alphabetical order."""
+    return sorted(_TASKS)
+
+
+def get(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Task:
+    """The task called ``name``, with its data loaded.
+
+    >>> get("digits").name
+    'digits'
+    """
+    if name not in _TASKS:
+        raise LabError(f"unknown task {name!r}; accepted: {', '.join(names())}")
+    return _TASKS[name](data_dir=data_dir, cache_dir=cache_dir)

@@ -1,0 +1,76 @@
+"""CIFAR-10 and a small convolutional net that a CPU can train."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gradsieve.lab.tasks.base import Classification, Recipe
+from gradsieve.lab.tasks.cifar_data import load
+
+_MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+_DEVIATION = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
+_PADDING = 4
+
+
+def _stage(channels_in: int, channels_out: int) -> list[nn.Module]:
+    # Group norm and not batch norm: its statistics do not depend on how examples are dealt to workers.
+    convolution = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False)
+    return [convolution, nn.GroupNorm(8, channels_out), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(
+        *_stage(3, 32),
+        *_stage(32, 64),
+        *_stage(64, 128),
+        nn.Flatten(),
+        nn.Linear(128 * 4 * 4, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def _normalise(images: Tensor) -> Tensor:
+    return (images.float() / 255.0 - _MEAN) / _DEVIATION
+
+
+def _shift_and_mirror(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A random crop of the padded image and a random mirror, for each image on its own."""
+    count, _, height, width = images.shape
+    padded = nn.functional.pad(images, [_PADDING] * 4)
+    down, right = torch.randint(0, 2 * _PADDING + 1, (2, count, 1), generator=generator)
+    mirrored = torch.rand(count, 1, generator=generator) < 0.5
+    rows = down + torch.arange(height)
+    columns = right + torch.where(mirrored, torch.arange(width - 1, -1, -1), torch.arange(width))
+    picture = torch.arange(count).view(-1, 1, 1)
+    # Two index tensors on either side of a slice put the channel last; it goes back to its place.
+    return padded[picture, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def cifar(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
+    """The CIFAR-10 task; ``data_dir`` defaults to the environment variable GRADSIEVE_DATA."""
+    if data_dir is None and os.environ.get("GRADSIEVE_DATA"):
+        data_dir = Path(os.environ["GRADSIEVE_DATA"])
+    images = load(data_dir, cache_dir)
+    return Classification(
+        name="cifar",
+        description="CIFAR-10 (50,000 + 10,000 32x32 images), three convolutions and two linear layers",
+        recipe=Recipe(
+            lr=0.05,
+            batch_size=32,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=1e-4,
+            warmup=0.1,
+            decay_at=(0.5, 0.8),
+        ),
+        build=_net,
+        train_inputs=torch.from_numpy(images["train_images"]),
+        train_labels=torch.from_numpy(images["train_labels"]).long(),
+        test_inputs=torch.from_numpy(images["test_images"]),
+        test_labels=torch.from_numpy(images["test_labels"]).long(),
+        prepare=_normalise,
+        augment=_shift_and_mirror,
+    )

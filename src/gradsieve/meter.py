@@ -1,0 +1,112 @@
+"""What it cost and what it saved: density, true bytes, total error, time by phase."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+PHASES = ("forward", "backward", "coding", "exchange", "decoding")
+
+
+@dataclass
+class Tally:
+    """Figures of one step, or of all: per worker, the mean over the workers that this process knows of.
+
+    ``bytes`` is what a worker sends, headers, counts and padding included; ``dense_bytes`` what it would send in
+    a dense all-reduce. ``error`` is the sum over steps of the memory's squared norm.
+    """
+
+    steps: int = 0
+    coordinates: float = 0
+    kept: float = 0
+    deferred: float = 0
+    bytes: float = 0
+    dense_bytes: float = 0
+    error: float = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def density(self) -> float:
+        """Kept elements over coordinates: what was sent, not the padding."""
+        return self.kept / self.coordinates if self.coordinates else 0.0
+
+    @property
+    def saved(self) -> float:
+        """How many times fewer bytes than dense."""
+        return self.dense_bytes / self.bytes if self.bytes else float("inf")
+
+    def add(self, other: "Tally") -> None:
+        for name in ("coordinates", "kept", "deferred", "bytes", "dense_bytes", "error"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for phase, seconds in other.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class Stats:
+    """``last`` step and ``total`` of all."""
+
+    last: Tally
+    total: Tally
+
+    def __str__(self) -> str:
+        total = self.total
+        spent = ", ".join(f"{phase} {1e3 * s / max(total.steps, 1):.2f}" for phase, s in total.seconds.items())
+        return (
+            f"{total.steps} steps, density {total.density:.3%}, {total.bytes / 1e6:.2f} MB sent a worker "
+            f"({total.saved:.1f}x less than dense), deferred {total.deferred:.0f}, total error {total.error:.4g}"
+            + (f"; ms a step: {spent}" if spent else "")
+        )
+
+
+class Meter:
+    """Counts every exchange. ``error=True`` also measures the memory's norm, which the ops fuse into their pass."""
+
+    def __init__(self, *, error: bool = True):
+        self.error = error
+        self._step = -1
+        self._lock = threading.Lock()  # arrivals are recorded from the backend's threads
+        self._last = Tally()
+        self._total = Tally()
+
+    def record(self, step: int, **figures: float) -> None:
+        """One channel's exchange at one step: fields of a ``Tally``."""
+        self._add(step, Tally(**figures))  # type: ignore[arg-type]
+
+    @contextmanager
+    def phase(self, step: int, name: str) -> Iterator[None]:
+        """Time what runs inside under one of the phases."""
+        start = time.perf_counter()
+        yield
+        self.spent(step, name, time.perf_counter() - start)
+
+    def spent(self, step: int, name: str, seconds: float) -> None:
+        self._add(step, Tally(seconds={name: seconds}))
+
+    def stats(self) -> Stats:
+        return Stats(self._last, self._total)
+
+    def _add(self, step: int, tally: Tally) -> None:
+        with self._lock:
+            if step != self._step:
+                self._step, self._last = step, Tally(steps=1)
+                self._total.steps += 1
+            self._last.add(tally)
+            self._total.add(tally)
+
+
+class NullMeter(Meter):
+    """Counts nothing and costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(error=False)
+
+    def record(self, step: int, **figures: float) -> None:
+        pass
+
+    def phase(self, step: int, name: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+    def spent(self, step: int, name: str, seconds: float) -> None:
+        pass

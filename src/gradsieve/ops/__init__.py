@@ -1,0 +1,55 @@
+"""The ops behind one set of names: ``ops.of(tensor)`` is the fastest module that can work on that tensor.
+
+What each op means stands in ``ops.reference``; ``native`` (CPU) and ``triton`` (CUDA) do the same, faster.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Protocol
+
+from torch import Tensor
+
+from gradsieve.ops import reference
+from gradsieve.types import Pending, Sparse
+
+
+class Ops(Protocol):
+    """What a module of ops has."""
+
+    def threshold(self, pending: Pending, threshold: float) -> Sparse: ...
+    def topk(self, pending: Pending, k_S: tuple[int, ...]) -> Sparse: ...
+    def gaussiank(self, pending: Pending, k_S: tuple[int, ...]) -> Sparse: ...
+    def sampledk(self, pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse: ...
+    def randomk(self, pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse: ...
+    def take(self, pending: Pending, index_LK: Tensor) -> Sparse: ...
+    def decode(self, sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor: ...
+    def mean(self, rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor: ...
+    def give_back(self, memory_Ln: Tensor, sparse: Sparse) -> None: ...
+    def undo(self, pending: Pending, sparse: Sparse, when: Tensor) -> None: ...
+    def clear(self, target_Ln: Tensor, sparse: Sparse) -> None: ...
+    def misplaced(self, sparse: Sparse) -> Tensor: ...
+
+
+_forced: list[Ops] = []
+
+
+def of(tensor: Tensor) -> Ops:
+    """The module of ops for this tensor's device."""
+    return _forced[-1] if _forced else _fastest(tensor.device.type)
+
+
+@contextmanager
+def using(module: Ops) -> Iterator[None]:
+    """Force one module of ops, for tests and comparisons."""
+    _forced.append(module)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+@cache
+def _fastest(device: str) -> Ops:
+    return reference

@@ -1,0 +1,167 @@
+"""The heart: one sparsification step of one channel.
+
+    p      = decay * memory + gain * gradient
+    keep   = rule(p)
+    send     p[keep], packed
+    memory = p - what the receivers decode of it
+    result = mean over workers of what was sent
+
+L workers here, W in all, n coordinates. A DDP rank has L = 1; the simulator has L = W and a link that is the identity.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradsieve import ops
+from gradsieve.exchange import strategy
+from gradsieve.exchange.plan import Plan
+from gradsieve.feedback import Feedback, Memory, Momentum
+from gradsieve.layout import Layout
+from gradsieve.meter import Meter
+from gradsieve.types import Arrival, Learner, Link, Pending, Report, Rule, Sparse, Turn
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all channels of a run share, and all ranks agree on."""
+
+    rule: Rule
+    scope: str = "layer"
+    feedback: Feedback = field(default_factory=Feedback)
+    exchange: str = "auto"
+    values: torch.dtype = torch.float32
+    strict: bool = False
+
+    def rule_at(self, step: int) -> Rule:
+        """The rule of a step: itself, or denser while a warm-up lasts."""
+        if not isinstance(self.feedback, Momentum) or step >= self.feedback.warmup:
+            return self.rule
+        target: float = self.rule.density  # type: ignore[attr-defined]
+        return dataclasses.replace(self.rule, density=self.feedback.density(step, target))  # type: ignore[type-var]
+
+
+class Channel:
+    """A stretch of the gradient that is exchanged in one go: a DDP bucket, or the whole model in the simulator."""
+
+    def __init__(
+        self, options: Options, layout: Layout, link: Link, meter: Meter, device: torch.device, dtype: torch.dtype
+    ):
+        self.options, self.layout, self.link, self.meter = options, layout, link, meter
+        self.segments = layout.segments(options.scope)
+        self.memory = Memory(options.feedback, len(link.ranks), layout.size, device, dtype)
+        self.memory_is_empty = True
+        self.state = options.rule.state(self.segments) if isinstance(options.rule, Learner) else {}
+        self.cache: dict[str, Tensor] = {}
+        self.plan = Plan(
+            size=layout.size,
+            values=options.values,
+            workers=link.workers,
+            layout=layout.fingerprint,
+            fixed=options.rule.slots(self.segments),
+            strict=options.strict,
+            may_go_dense=options.exchange == "auto",
+        )
+        self.exchange = strategy(options.exchange, self.plan, link)
+
+    def step(
+        self,
+        grad_Ln: Tensor,
+        out_n: Tensor,
+        step: int,
+        *,
+        lr: float | None = None,
+        lr_ratio: float = 1.0,
+        gain: float = 1.0,
+    ) -> Arrival:
+        """Exchange one gradient; ``out_n`` holds the mean, in the gradient's own units, when the arrival is there.
+
+        ``lr_ratio`` is lr_before / lr_now; ``gain`` brings the gradient into the memory's units (1 / loss scale).
+        """
+        turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
+        rule = self.options.rule_at(step)
+        self.plan.fixed = rule.slots(self.segments)
+        with self.meter.phase(step, "coding"):
+            dense = self.options.exchange == "dense" or self.plan.dense
+            if dense and self._nothing_waits():
+                return self.link.sum(grad_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, 1.0))
+            pending = self._correct(grad_Ln, gain, lr_ratio)
+            if dense:
+                p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
+                return self.link.sum(p_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, gain))
+            self.memory_is_empty = False
+            sent, arrival = self.exchange.send(rule, pending, turn)
+        issued = time.perf_counter()
+
+        def arrived(payload: Tensor) -> Tensor:
+            self.meter.spent(step, "exchange", time.perf_counter() - issued)
+            with self.meter.phase(step, "decoding"):
+                report = self.exchange.receive(payload, sent, out_n, self.link.workers * gain, turn)
+                return self._conclude(report, pending, sent, out_n, turn)
+
+        return arrival.then(arrived)
+
+    def _correct(self, grad_Ln: Tensor, gain: float, lr_ratio: float) -> Pending:
+        pending = self.memory.correct(grad_Ln, self.segments, gain=gain, lr_ratio=lr_ratio, workers=self.link.workers)
+        pending.values, pending.measure, pending.cache = self.options.values, self.meter.error, self.cache
+        return pending
+
+    def _nothing_waits(self) -> bool:
+        """Whether p is the gradient itself, so that a dense step can send it as it lies."""
+        return self.options.feedback.kind == "none" or (
+            self.memory_is_empty and not isinstance(self.options.feedback, Momentum)
+        )
+
+    def _conclude(self, report: Report, pending: Pending, sent: Sparse, out_n: Tensor, turn: Turn) -> Tensor:
+        """Refuse what is not as agreed; undo a step that is not finite anywhere; else settle and learn."""
+        refused = report.complain()
+        if refused is not None:
+            raise refused
+        if bool(report.bad):
+            ops.of(out_n).undo(pending, sent, report.bad)
+            out_n.fill_(torch.nan)
+        else:
+            self.memory.settle(sent)
+            self._observe(out_n, turn)
+        self.plan.learn(int(report.wanted_W.max()))
+        kept = float(report.kept_W.double().mean())
+        deferred = float(report.wanted_W.double().mean()) - kept
+        self.meter.record(
+            turn.step,
+            coordinates=self.layout.size,
+            kept=kept,
+            deferred=deferred,
+            bytes=report.bytes,
+            dense_bytes=self.plan.dense_bytes,
+            error=self._error(sent, turn),
+        )
+        return out_n
+
+    def _receive_all(self, total_n: Tensor, out_n: Tensor, turn: Turn, gain: float) -> Tensor:
+        """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
+        out_n.copy_(total_n.div_(self.link.workers * gain))
+        if not self._nothing_waits() and bool(out_n.isfinite().all()):
+            self.memory.memory_Ln.zero_()
+            self.memory.settle(None)
+            self.memory_is_empty = True
+        self._observe(out_n, turn)
+        self.plan.went_dense()
+        dense = self.plan.dense_bytes
+        self.meter.record(
+            turn.step, coordinates=self.layout.size, kept=self.layout.size, bytes=dense, dense_bytes=dense
+        )
+        return out_n
+
+    def _observe(self, out_n: Tensor, turn: Turn) -> None:
+        if isinstance(self.options.rule, Learner):
+            self.options.rule.observe(out_n, self.segments, turn)
+
+    def _error(self, sent: Sparse, turn: Turn) -> float:
+        """The memory's squared norm, in update units where the memory follows the learning rate."""
+        if sent.error_L is None:
+            return 0.0
+        unit = turn.lr if self.options.feedback.kind == "update" and turn.lr is not None else 1.0
+        return float(sent.error_L.mean()) * unit**2

@@ -1,0 +1,161 @@
+"""Sparse <-> bytes: one row of bytes a worker, with a header that is checked on arrival. No pickle, ever.
+
+    header 64 | counts 4 B | offsets 2 K | values v K          the list form
+    header 64 | counts 4 B | bitmap n / 8 | values v K         the bitmap form, smaller from a density of 1/16
+
+All little-endian, every part padded to 8 bytes. The parts are views of one buffer: ops write their result
+straight into it, and what arrives is decoded in place.
+"""
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradsieve.ops import of
+from gradsieve.ops.reference import positions, to_int16
+from gradsieve.types import BLOCK, Sparse
+
+MAGIC = 0x5653_5247  # "GRSV"
+VERSION = 1
+LIST, BITMAP = 1, 2
+VALUES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
+HEADER = 16  # int32 fields
+FIELDS = "magic version form values layout size_low size_high slots step wanted nonfinite".split()
+STEP, WANTED, NONFINITE = (FIELDS.index(name) for name in ("step", "wanted", "nonfinite"))
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("gradsieve's wire form is little-endian; this machine is not")
+
+
+class WireError(RuntimeError):
+    """What arrived is not what was agreed: nothing of it was used."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What all ranks agree on before a payload travels: its form, its sizes, its layout."""
+
+    size: int
+    slots: int
+    values: torch.dtype
+    layout: int = 0
+    form: int = LIST
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.size // BLOCK)
+
+    @cached_property
+    def parts(self) -> tuple[int, int, int, int]:
+        """Where counts, index, values and the end lie, in bytes."""
+        index_bytes = 2 * self.slots if self.form == LIST else -(-self.size // 8)
+        counts = 4 * HEADER
+        index = counts + _pad(4 * self.blocks)
+        values = index + _pad(index_bytes)
+        return counts, index, values, values + _pad(self.slots * self.values.itemsize)
+
+    @property
+    def bytes(self) -> int:
+        return self.parts[-1]
+
+    @cached_property
+    def header(self) -> Tensor:
+        """The fields that are the same for every worker and step."""
+        low = self.size & 0x7FFFFFFF
+        fixed = [MAGIC, VERSION, self.form, VALUES[self.values], self.layout, low, self.size >> 31, self.slots]
+        return torch.tensor(fixed + [0] * (HEADER - len(fixed)), dtype=torch.int32)
+
+
+def form_of(size: int, slots: int) -> int:
+    """The smaller of the two forms: 16 bits an element, or one bit a coordinate."""
+    return LIST if 2 * slots <= -(-size // 8) else BITMAP
+
+
+class Frame:
+    """The buffer of one payload a worker, and the ``Sparse`` that lies in it."""
+
+    def __init__(self, form: Format, buffer_LN: Tensor):
+        if buffer_LN.dtype != torch.uint8 or buffer_LN.dim() != 2 or buffer_LN.shape[1] != form.bytes:
+            raise WireError(f"a payload of {tuple(buffer_LN.shape)} where {form.bytes} bytes were agreed")
+        self.form = form
+        self.buffer_LN = buffer_LN
+        counts, index, values, _ = form.parts
+        self.header_LH = buffer_LN[:, :counts].view(torch.int32)
+        self.counts_LB = buffer_LN[:, counts : counts + 4 * form.blocks].view(torch.int32)
+        self.index = buffer_LN[:, index:values]
+        self.values_LK = buffer_LN[:, values : values + form.slots * form.values.itemsize].view(form.values)
+        if form.form == LIST:
+            self.offsets_LK = self.index[:, : 2 * form.slots].view(torch.int16)
+        else:  # the bitmap is made and read by pack() and unpack(); the ops see offsets beside the buffer
+            self.offsets_LK = torch.zeros(len(buffer_LN), form.slots, dtype=torch.int16, device=buffer_LN.device)
+
+    @classmethod
+    def empty(cls, form: Format, workers: int, device: torch.device) -> "Frame":
+        frame = cls(form, torch.zeros(workers, form.bytes, dtype=torch.uint8, device=device))
+        frame.header_LH.copy_(form.header.to(device))
+        return frame
+
+    @property
+    def sparse(self) -> Sparse:
+        wanted_L, nonfinite_L = self.header_LH[:, WANTED], self.header_LH[:, NONFINITE]
+        return Sparse(self.form.size, self.counts_LB, self.offsets_LK, self.values_LK, wanted_L, nonfinite_L)
+
+    def pack(self, step: int) -> Tensor:
+        """The bytes to send, once the ops have filled ``sparse``."""
+        self.header_LH[:, STEP] = step & 0x7FFFFFFF
+        if self.form.form == BITMAP:
+            self.index.copy_(to_bitmap(self.sparse, self.index.shape[1]))
+        return self.buffer_LN
+
+    def unpack(self, step: int) -> tuple[Sparse, Tensor]:
+        """What arrived, and which rows of it are not what was agreed (a bool a worker; nothing waits for a device)."""
+        expected_H = self.form.header.clone()
+        expected_H[STEP] = step & 0x7FFFFFFF
+        agreed = slice(0, STEP + 1)
+        header_H = expected_H[agreed].to(self.buffer_LN.device, non_blocking=True)
+        wrong_L = (self.header_LH[:, agreed] != header_H).any(1)
+        if self.form.form == BITMAP:
+            wrong_L |= from_bitmap(self.index, self.sparse)
+        return self.sparse, wrong_L | of(self.buffer_LN).misplaced(self.sparse)
+
+    def complaint(self, step: int, rank: int) -> WireError:
+        """Why row ``rank`` was refused."""
+        expected_H = self.form.header.clone()
+        expected_H[STEP] = step & 0x7FFFFFFF
+        header = self.header_LH[rank].tolist()
+        for name, got, agreed in zip(FIELDS[: STEP + 1], header, expected_H.tolist(), strict=False):
+            if got != agreed:
+                return WireError(f"payload of rank {rank}: {name} is {got}, {agreed} was agreed")
+        return WireError(f"payload of rank {rank}: its counts or positions are out of range, or one is there twice")
+
+
+def to_bitmap(sparse: Sparse, width: int) -> Tensor:
+    """One bit a coordinate, lowest bit first, in ``width`` bytes a worker."""
+    index_LK, valid_LK = positions(sparse)
+    bits = torch.zeros(len(index_LK), 8 * width, dtype=torch.uint8, device=index_LK.device)
+    bits.scatter_reduce_(1, index_LK, valid_LK.to(torch.uint8), "amax")
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.view(len(bits), width, 8) * weights).sum(2, dtype=torch.uint8)
+
+
+def from_bitmap(bitmap: Tensor, sparse: Sparse) -> Tensor:
+    """Write the offsets that a bitmap says into ``sparse``; true for a row whose bits and counts disagree."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bitmap.device)
+    bits = ((bitmap.unsqueeze(2) >> shifts) & 1).view(len(bitmap), -1)
+    body = torch.nn.functional.pad(bits[:, : sparse.size], (0, sparse.counts_LB.shape[1] * BLOCK - sparse.size))
+    seen_LB = body.view(len(bits), -1, BLOCK).sum(2, dtype=torch.int32)
+    wrong_L = (seen_LB != sparse.counts_LB).any(1) | bits[:, sparse.size :].bool().any(1)
+
+    slot = bits.cumsum(1, dtype=torch.int32).long() - 1
+    slot = torch.where(bits.bool() & (slot < sparse.slots), slot, sparse.slots)
+    spare = torch.zeros(len(bits), sparse.slots + 1, dtype=torch.int16, device=bits.device)
+    offset = to_int16(torch.arange(bits.shape[1], device=bits.device) % BLOCK).expand_as(slot)
+    sparse.offsets_LK.copy_(spare.scatter_(1, slot, offset)[:, :-1])
+    return wrong_L
+
+
+def _pad(size: int) -> int:
+    return -(-size // 8) * 8
