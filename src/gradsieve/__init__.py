@@ -11,11 +11,12 @@ from gradsieve.compressors import (
     TopK,
     parse,
 )
+from gradsieve.ddp import Sieve, attach, hook
 from gradsieve.feedback import Momentum
 from gradsieve.meter import Meter, NullMeter, Stats
 from gradsieve.simulate import Simulator
-
-__version__ = "0.1.0"
+from gradsieve.state import reshard
+from gradsieve.version import __version__
 
 __all__ = [
     "Accordion",
@@ -28,8 +29,13 @@ __all__ = [
     "NullMeter",
     "RandomK",
     "SampledTopK",
+    "Sieve",
     "Simulator",
     "Stats",
     "TopK",
+    "__version__",
+    "attach",
+    "hook",
     "parse",
+    "reshard",
 ]

@@ -53,6 +53,9 @@ class Momentum(Feedback):
         if self.clip is not None:
             check_number("clip", self.clip, 0.0, math.inf, "a number of at least 0, or None")
         check_integer("warmup", self.warmup, 0)
+        for name in ("nesterov", "masking"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} takes True or False, not {getattr(self, name)!r}")
 
     def density(self, step: int, target: float) -> float:
         """The density of a step: five equal stretches of the warm-up, four times less in each, never below target."""

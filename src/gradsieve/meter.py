@@ -1,5 +1,6 @@
 """What it cost and what it saved: density, true bytes, total error, time by phase."""
 
+import copy
 import threading
 import time
 from collections.abc import Iterator
@@ -85,7 +86,9 @@ class Meter:
         self._add(step, Tally(seconds={name: seconds}))
 
     def stats(self) -> Stats:
-        return Stats(self._last, self._total)
+        """The figures so far: a copy, which later steps leave alone."""
+        with self._lock:
+            return Stats(copy.deepcopy(self._last), copy.deepcopy(self._total))
 
     def _add(self, step: int, tally: Tally) -> None:
         with self._lock:

@@ -16,11 +16,11 @@ def options_of(
     compressor: Rule, scope: object, feedback: object, exchange: object, values: object, strict: object = False
 ) -> Options:
     """The options of a run, or an error that names the argument and what it takes."""
-    if not callable(compressor) or not hasattr(compressor, "slots"):
+    if isinstance(compressor, type) or not callable(compressor) or not hasattr(compressor, "slots"):
         raise TypeError(f"compressor takes a rule such as gradsieve.TopK(0.001), not {compressor!r}")
     if exchange not in EXCHANGES:
         raise ValueError(f"exchange takes one of {', '.join(EXCHANGES)}, not {exchange!r}")
-    if values not in VALUES:
+    if values not in tuple(VALUES):
         raise ValueError(f"values takes one of {', '.join(VALUES)}, not {values!r}")
     if not isinstance(strict, bool):
         raise TypeError(f"strict takes True or False, not {strict!r}")

@@ -7,61 +7,127 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradsieve.layout import Layout
 from gradsieve.step import Channel
 
 VERSION = 1
 
 
-def save_channels(channels: Sequence[Channel], *, step: int, lr: float | None) -> dict[str, Any]:
-    """What the workers here remember. Tensors are copies: training on does not change a saved state."""
-    memory: dict[str, dict[str, Tensor]] = {}
-    rule: dict[str, dict[str, Tensor]] = {}
-    for channel in channels:
-        for name, start, stop in spans(channel):
-            memory[name] = {
-                kind: tensor[:, start:stop].detach().to("cpu", copy=True)
-                for kind, tensor in channel.memory.tensors.items()
-            }
+class Pieces:
+    """Where each parameter's memory is now, and each segment's rule state: views that move from channel to channel."""
+
+    def __init__(self) -> None:
+        self.memory: dict[str, dict[str, Tensor]] = {}  # name -> kind -> [L, size]
+        self.rule: dict[int, dict[str, Tensor]] = {}  # segment key -> kind -> scalar
+
+    def move_to(self, channel: Channel) -> None:
+        """Copy what is known of a channel's parameters into it; from now on it lives there."""
+        for name, (start, stop) in zip(channel.layout.names, pairwise(channel.layout.bounds), strict=True):
+            known = self.memory.get(name, {})
+            self.memory[name] = {}
+            for kind, tensor in channel.memory.tensors.items():
+                if kind in known:
+                    tensor[:, start:stop].copy_(known[kind])
+                    channel.memory_is_empty = False
         for row, key in enumerate(channel.segments.keys):
-            rule[str(key)] = {kind: tensor[row].clone() for kind, tensor in channel.state.items()}
+            for kind, value in self.rule.get(key, {}).items():
+                channel.state[kind][row] = value
+        self._point_at(channel)
+
+    def _point_at(self, channel: Channel) -> None:
+        self.memory.update({name: _Window(channel, i) for i, name in enumerate(channel.layout.names)})  # type: ignore[misc]
+        self.rule.update({key: _Row(channel, row) for row, key in enumerate(channel.segments.keys)})  # type: ignore[misc]
+
+
+class _Window(Mapping[str, Tensor]):
+    """A parameter's stretch of a channel's memory, whichever tensors that memory holds at the time."""
+
+    def __init__(self, channel: Channel, i: int):
+        self.channel, self.span = channel, slice(*channel.layout.bounds[i : i + 2])
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return self.channel.memory.tensors[kind][:, self.span]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.channel.memory.tensors)
+
+    def __len__(self) -> int:
+        return len(self.channel.memory.tensors)
+
+
+class _Row(Mapping[str, Tensor]):
+    """A segment's row of a rule's state."""
+
+    def __init__(self, channel: Channel, row: int):
+        self.channel, self.row = channel, row
+
+    def __getitem__(self, kind: str) -> Tensor:
+        return self.channel.state[kind][self.row]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.channel.state)
+
+    def __len__(self) -> int:
+        return len(self.channel.state)
+
+
+def save_pieces(
+    pieces: Pieces, layout: Layout, *, feedback: str, step: int, lr: float | None, workers: int
+) -> dict[str, Any]:
+    """What the workers here remember. Tensors are copies: training on does not change a saved state."""
     return {
         "version": VERSION,
         "step": step,
         "lr": lr,
-        "feedback": channels[0].options.feedback.kind if channels else "gradient",
-        "memory": memory,
-        "rule": rule,
+        "workers": workers,
+        "feedback": feedback,
+        "memory": {
+            name: {kind: tensor.detach().to("cpu", copy=True) for kind, tensor in pieces.memory[name].items()}
+            for name in layout.names
+            if name in pieces.memory
+        },
+        "rule": {
+            str(key): {kind: value.clone() for kind, value in row.items()} for key, row in pieces.rule.items() if row
+        },
     }
 
 
-def load_channels(channels: Sequence[Channel], state: Mapping[str, Any]) -> tuple[int, float | None]:
-    """Put a saved state back; returns its step and learning rate. Nothing changes unless all of it fits."""
+def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str) -> Pieces:
+    """A saved state, checked whole before anything of it is used."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
-        raise ValueError(f"not a gradsieve state of version {VERSION}")
-    kind = channels[0].options.feedback.kind if channels else "gradient"
-    if state["feedback"] != kind:
-        raise ValueError(f'the state was saved with feedback={state["feedback"]!r}, this run has {kind!r}')
-    for channel in channels:
-        for name, start, stop in spans(channel):
-            if name not in state["memory"]:
-                raise ValueError(f"the state has no memory for parameter {name!r}")
-            for part, tensor in channel.memory.tensors.items():
-                shape = (len(tensor), stop - start)
-                saved = state["memory"][name].get(part)
-                if saved is None or tuple(saved.shape) != shape:
-                    raise ValueError(f"the state's {part} of {name!r} has not the shape {shape} of this run")
-    for channel in channels:
-        for name, start, stop in spans(channel):
-            for part, tensor in channel.memory.tensors.items():
-                tensor[:, start:stop].copy_(state["memory"][name][part])
-        channel.memory_is_empty = not any(bool(t.any()) for t in channel.memory.tensors.values())
-        for row, key in enumerate(channel.segments.keys):
-            for part, saved in state["rule"].get(str(key), {}).items():
-                channel.state[part][row] = torch.as_tensor(saved)
-    return int(state["step"]), state["lr"]
+        raise ValueError(f"state takes what state_dict() of gradsieve gave, version {VERSION}")
+    if state["feedback"] != feedback:
+        raise ValueError(f'the state was saved with feedback={state["feedback"]!r}, this run has {feedback!r}')
+    pieces = Pieces()
+    sizes = dict(zip(layout.names, layout.sizes, strict=True))
+    for name, kinds in state["memory"].items():
+        if name not in sizes:
+            raise ValueError(f"the state has a memory for {name!r}, which this model has not")
+        for kind, tensor in kinds.items():
+            if tensor.dim() != 2 or tensor.shape[1] != sizes[name]:
+                raise ValueError(f"the state's {kind} of {name!r} holds {tuple(tensor.shape)}, not [L, {sizes[name]}]")
+        pieces.memory[name] = dict(kinds)
+    pieces.rule = {int(key): dict(row) for key, row in state["rule"].items()}
+    return pieces
 
 
-def spans(channel: Channel) -> list[tuple[str, int, int]]:
-    """Name, start and stop of each parameter of a channel."""
-    places = pairwise(channel.layout.bounds)
-    return [(name, start, stop) for name, (start, stop) in zip(channel.layout.names, places, strict=True)]
+def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]:
+    """The state that each of ``workers`` ranks loads after a run of another size: the mean memory of all old ranks.
+
+    Results are means over workers, so equal shares of the mean deliver exactly what the old ranks still owed.
+
+    >>> import gradsieve as gs
+    >>> old = gs.Simulator(2, gs.TopK(0.5), workers=2)
+    >>> _ = old.step(torch.tensor([[3.0, 1.0], [1.0, 5.0]]))
+    >>> reshard([old.state_dict()], 4)["memory"]["0"]["memory"]
+    tensor([[0.5000, 0.5000]])
+    """
+    if not states:
+        raise ValueError("states takes the saved states of all old ranks, at least one")
+    first = states[0]
+    memory: dict[str, dict[str, Tensor]] = {}
+    for name, kinds in first["memory"].items():
+        for kind in kinds:
+            rows = torch.cat([state["memory"][name][kind] for state in states])
+            memory.setdefault(name, {})[kind] = rows.mean(0, keepdim=True)
+    return {**first, "workers": workers, "memory": memory}

@@ -11,6 +11,8 @@ L workers here, W in all, n coordinates. A DDP rank has L = 1; the simulator has
 
 import dataclasses
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -19,10 +21,11 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.exchange import strategy
 from gradsieve.exchange.plan import Plan
+from gradsieve.exchange.told import Late
 from gradsieve.feedback import Feedback, Memory, Momentum
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter
-from gradsieve.types import Arrival, Learner, Link, Pending, Report, Rule, Sparse, Turn
+from gradsieve.types import Arrival, Learner, Link, Pending, Report, Rule, Segments, Sparse, Turn
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,17 @@ class Channel:
     """A stretch of the gradient that is exchanged in one go: a DDP bucket, or the whole model in the simulator."""
 
     def __init__(
-        self, options: Options, layout: Layout, link: Link, meter: Meter, device: torch.device, dtype: torch.dtype
+        self,
+        options: Options,
+        layout: Layout,
+        link: Link,
+        meter: Meter,
+        device: torch.device,
+        dtype: torch.dtype,
+        segments: Segments | None = None,
     ):
         self.options, self.layout, self.link, self.meter = options, layout, link, meter
-        self.segments = layout.segments(options.scope)
+        self.segments = layout.segments(options.scope) if segments is None else segments
         self.memory = Memory(options.feedback, len(link.ranks), layout.size, device, dtype)
         self.memory_is_empty = True
         self.state = options.rule.state(self.segments) if isinstance(options.rule, Learner) else {}
@@ -66,6 +76,10 @@ class Channel:
             may_go_dense=options.exchange == "auto",
         )
         self.exchange = strategy(options.exchange, self.plan, link)
+        self._late: Late | None = None
+        self.last_sent: Sparse | None = None
+        self.last_bad = False
+        self._rested: list[tuple[str, slice, Tensor]] = []
 
     def step(
         self,
@@ -81,6 +95,7 @@ class Channel:
 
         ``lr_ratio`` is lr_before / lr_now; ``gain`` brings the gradient into the memory's units (1 / loss scale).
         """
+        self.catch_up()
         turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
         rule = self.options.rule_at(step)
         self.plan.fixed = rule.slots(self.segments)
@@ -99,10 +114,24 @@ class Channel:
         def arrived(payload: Tensor) -> Tensor:
             self.meter.spent(step, "exchange", time.perf_counter() - issued)
             with self.meter.phase(step, "decoding"):
-                report = self.exchange.receive(payload, sent, out_n, self.link.workers * gain, turn)
-                return self._conclude(report, pending, sent, out_n, turn)
+                return self._receive(self.exchange.open(payload, sent, turn), pending, sent, out_n, turn, gain)
 
         return arrival.then(arrived)
+
+    @contextmanager
+    def resting(self, names: Sequence[str]) -> Iterator[None]:
+        """Leave these parameters' memory alone for one sending: a result for them would be dropped."""
+        for i in map(self.layout.names.index, names):
+            place = slice(*self.layout.bounds[i : i + 2])
+            for kind, tensor in self.memory.tensors.items():
+                self._rested.append((kind, place, tensor[:, place].clone()))
+                tensor[:, place] = 0
+        yield
+        self._wake()
+
+    def _wake(self) -> None:
+        for kind, place, memory in self._rested:
+            self.memory.tensors[kind][:, place] = memory
 
     def _correct(self, grad_Ln: Tensor, gain: float, lr_ratio: float) -> Pending:
         pending = self.memory.correct(grad_Ln, self.segments, gain=gain, lr_ratio=lr_ratio, workers=self.link.workers)
@@ -115,38 +144,62 @@ class Channel:
             self.memory_is_empty and not isinstance(self.options.feedback, Momentum)
         )
 
-    def _conclude(self, report: Report, pending: Pending, sent: Sparse, out_n: Tensor, turn: Turn) -> Tensor:
-        """Refuse what is not as agreed; undo a step that is not finite anywhere; else settle and learn."""
-        refused = report.complain()
-        if refused is not None:
-            raise refused
-        if bool(report.bad):
-            ops.of(out_n).undo(pending, sent, report.bad)
-            out_n.fill_(torch.nan)
-        else:
+    def _receive(
+        self, report: Report, pending: Pending, sent: Sparse, out_n: Tensor, turn: Turn, gain: float
+    ) -> Tensor:
+        """Decode into ``out_n``, which may be the gradient itself: whatever must be undone is undone before."""
+        now = not out_n.is_cuda or isinstance(self.options.rule, Learner) or isinstance(self.options.feedback, Momentum)
+        self._late = Late(turn, report, self._error(sent, turn), sent)
+        if now:
+            self.catch_up()
+        ops.of(out_n).undo(pending, sent, report.bad)
+        report.decode(out_n, self.link.workers * gain)
+        first_S = self.segments.tensor(out_n.device)[:-1].clamp(max=max(self.layout.size - 1, 0))
+        if self.layout.size:  # a step that is not finite anywhere is so in every parameter, on every rank
+            out_n[first_S] = torch.where(report.bad, torch.nan, out_n[first_S])
+        if now and not bool(report.bad):
             self.memory.settle(sent)
             self._observe(out_n, turn)
-        self.plan.learn(int(report.wanted_W.max()))
-        kept = float(report.kept_W.double().mean())
-        deferred = float(report.wanted_W.double().mean()) - kept
-        self.meter.record(
-            turn.step,
-            coordinates=self.layout.size,
-            kept=kept,
-            deferred=deferred,
-            bytes=report.bytes,
-            dense_bytes=self.plan.dense_bytes,
-            error=self._error(sent, turn),
-        )
+        self._wake()
+        self._rested.clear()
         return out_n
+
+    def catch_up(self) -> None:
+        """Take in what the last exchange told: at once on a CPU, a step later where a device would be waited for."""
+        late, self._late = self._late, None
+        if late is None:
+            return
+        told = late.read()
+        if told.refused:
+            raise late.report.complain(int(late.report.wrong_W.nonzero()[0]))
+        self.last_bad, self.last_sent = told.bad, late.sent
+        self.plan.learn(told.wanted)
+        self.meter.record(
+            late.turn.step,
+            coordinates=self.layout.size,
+            kept=told.kept,
+            deferred=told.chosen - told.kept,
+            bytes=late.report.bytes,
+            dense_bytes=self.plan.dense_bytes,
+            error=told.error,
+        )
+
+    def take_back(self) -> None:
+        """Put the last sending back into the memory: another channel's gradient was not finite in that step."""
+        if self.last_sent is not None and not self.last_bad:
+            ops.of(self.memory.memory_Ln).give_back(self.memory.memory_Ln, self.last_sent)
+        self.last_sent = None
 
     def _receive_all(self, total_n: Tensor, out_n: Tensor, turn: Turn, gain: float) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
-        out_n.copy_(total_n.div_(self.link.workers * gain))
+        total_n.div_(self.link.workers * gain)
+        if total_n.data_ptr() != out_n.data_ptr():
+            out_n.copy_(total_n)
         if not self._nothing_waits() and bool(out_n.isfinite().all()):
             self.memory.memory_Ln.zero_()
             self.memory.settle(None)
             self.memory_is_empty = True
+        self.last_sent = None
         self._observe(out_n, turn)
         self.plan.went_dense()
         dense = self.plan.dense_bytes
@@ -159,9 +212,8 @@ class Channel:
         if isinstance(self.options.rule, Learner):
             self.options.rule.observe(out_n, self.segments, turn)
 
-    def _error(self, sent: Sparse, turn: Turn) -> float:
+    def _error(self, sent: Sparse, turn: Turn) -> Tensor | None:
         """The memory's squared norm, in update units where the memory follows the learning rate."""
-        if sent.error_L is None:
-            return 0.0
-        unit = turn.lr if self.options.feedback.kind == "update" and turn.lr is not None else 1.0
-        return float(sent.error_L.mean()) * unit**2
+        if sent.error_L is None or self.options.feedback.kind != "update" or turn.lr is None:
+            return sent.error_L
+        return sent.error_L * turn.lr**2

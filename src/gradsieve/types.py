@@ -121,8 +121,8 @@ class Link(Protocol):
     workers: int
     ranks: range
 
-    def gather(self, rows_LN: Tensor) -> Arrival:
-        """The rows of all workers in rank order, ``[W, N]``."""
+    def gather(self, rows_LN: Tensor, into_WN: Tensor | None = None) -> Arrival:
+        """The rows of all workers in rank order, ``[W, N]``; in ``into_WN`` where they must move at all."""
 
     def sum(self, rows_LN: Tensor) -> Arrival:
         """The sum over all workers, ``[N]``. In rank order among virtual workers, in the backend's order else."""
@@ -141,8 +141,10 @@ class Report:
     wanted_W: Tensor  # elements that each worker's rule chose
     kept_W: Tensor  # elements that travelled
     bad: Tensor  # one bool: a worker had a gradient that is not finite
+    wrong_W: Tensor  # whose payload is not what was agreed
     bytes: int  # what one worker sent
-    complain: Callable[[], Exception | None] = lambda: None  # why the payload was refused, if it was
+    complain: Callable[[int], Exception]  # why that rank's payload was refused
+    decode: Callable[[Tensor, float], None]  # write the sum over workers, in rank order, over a divisor
 
 
 class Exchange(Protocol):
@@ -151,8 +153,8 @@ class Exchange(Protocol):
     def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
         """Sieve and issue the collective: what the workers here sent, and the payload that will arrive."""
 
-    def receive(self, payload: Tensor, sent: Sparse, out_n: Tensor, divisor: float, turn: Turn) -> Report:
-        """Check what arrived and write its sum over workers, in rank order, over ``divisor`` into ``out_n``."""
+    def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
+        """Check what arrived and say what it holds."""
 
 
 @runtime_checkable

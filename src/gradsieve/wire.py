@@ -23,7 +23,7 @@ VERSION = 1
 LIST, BITMAP = 1, 2
 VALUES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}
 HEADER = 16  # int32 fields
-FIELDS = "magic version form values layout size_low size_high slots step wanted nonfinite".split()
+FIELDS = ("magic", "version", "form", "values", "layout", "low", "high", "slots", "step", "wanted", "nonfinite")
 STEP, WANTED, NONFINITE = (FIELDS.index(name) for name in ("step", "wanted", "nonfinite"))
 
 if sys.byteorder != "little":  # pragma: no cover

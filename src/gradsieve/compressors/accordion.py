@@ -59,10 +59,12 @@ class Accordion:
     def observe(self, mean_n: Tensor, segments: Segments, turn: Turn) -> None:
         """Take in the exchanged mean gradient; at the end of an interval, decide the regime of the next."""
         state = turn.state
-        squares_S = torch.stack([part_n.square().sum() for part_n in torch.split(mean_n, list(segments.sizes))])
-        state["squares"] += squares_S.double().cpu()
+        if not segments.sizes:
+            return
+        parts = torch.split(mean_n.double(), list(segments.sizes))  # a square of a 16-bit value may not fit in 16 bits
+        state["squares"] += torch.stack([part_n.square().sum() for part_n in parts]).cpu()
         state["steps"] += 1
-        if state["steps"].numel() == 0 or int(state["steps"][0]) < self.interval:
+        if int(state["steps"][0]) < self.interval:
             return
         norm = (state["squares"] / self.interval).sqrt()
         then = state["then"]

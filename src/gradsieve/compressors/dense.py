@@ -1,6 +1,7 @@
 """No sparsification: everything is sent."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradsieve import ops
 from gradsieve.types import Pending, Segments, Sparse, Turn
@@ -13,6 +14,8 @@ class Dense:
     >>> Dense()
     Dense()
     """
+
+    elementwise: ClassVar[bool] = True
 
     def slots(self, segments: Segments) -> int:
         return segments.size

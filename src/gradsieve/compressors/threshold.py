@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gradsieve import ops
 from gradsieve.compressors.base import check_number
@@ -20,6 +21,7 @@ class HardThreshold:
     """
 
     threshold: float
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, 0.0, math.inf, "a number of at least 0")

@@ -18,26 +18,28 @@ class Gather:
     def __init__(self, plan: Plan, link: Link):
         self.plan, self.link = plan, link
         self._frame: Frame | None = None
+        self._arrived: Frame | None = None
 
     def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
         frame, sent = self._fill(rule, pending, turn)
-        return sent, self.link.gather(frame.pack(turn.step))
+        return sent, self.link.gather(frame.pack(turn.step), self._arrival(frame).buffer_LN)
 
-    def receive(self, payload: Tensor, sent: Sparse, out_n: Tensor, divisor: float, turn: Turn) -> Report:
-        assert self._frame is not None
-        frame = Frame(self._frame.form, payload)
+    def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
+        assert self._arrived is not None
+        frame = self._arrived
         arrived, wrong_W = frame.unpack(turn.step)
-        ops.of(out_n).decode(arrived, out_n, divisor)
 
-        def complain() -> Exception | None:
-            return frame.complaint(turn.step, int(wrong_W.nonzero()[0])) if bool(wrong_W.any()) else None
+        def decode(out_n: Tensor, divisor: float) -> None:
+            ops.of(out_n).decode(arrived, out_n, divisor)
 
         return Report(
             wanted_W=arrived.wanted_L,
             kept_W=arrived.counts_LB.sum(1),
-            bad=arrived.nonfinite_L.sum() > 0,
+            bad=arrived.nonfinite_L.any(),
+            wrong_W=wrong_W,
             bytes=self.plan.gather_bytes(frame.form),
-            complain=complain,
+            complain=lambda rank: frame.complaint(turn.step, rank),
+            decode=decode,
         )
 
     def _fill(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Frame, Sparse]:
@@ -66,3 +68,11 @@ class Gather:
         if self._frame is None or self._frame.form.slots != slots or len(self._frame.buffer_LN) != workers:
             self._frame = Frame.empty(self.plan.format(slots), workers, device)
         return self._frame
+
+    def _arrival(self, frame: Frame) -> Frame:
+        """Where the rows of all workers land: the frame itself if they are all here, else one of W rows."""
+        if len(frame.buffer_LN) == self.link.workers:
+            self._arrived = frame
+        elif self._arrived is None or self._arrived.form != frame.form:
+            self._arrived = Frame.empty(frame.form, self.link.workers, frame.buffer_LN.device)
+        return self._arrived

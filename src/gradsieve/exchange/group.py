@@ -30,8 +30,8 @@ class GroupLink:
         rank = dist.get_rank(group)
         self.ranks = range(rank, rank + 1)
 
-    def gather(self, rows_LN: Tensor) -> Coming:
-        out_WN = torch.empty(self.workers, rows_LN.shape[1], dtype=rows_LN.dtype, device=rows_LN.device)
+    def gather(self, rows_LN: Tensor, into_WN: Tensor | None = None) -> Coming:
+        out_WN = rows_LN.new_empty(self.workers, rows_LN.shape[1]) if into_WN is None else into_WN
         return self._coming(_all_gather(out_WN.view(-1), rows_LN.view(-1), self.group), out_WN)
 
     def sum(self, rows_LN: Tensor) -> Coming:

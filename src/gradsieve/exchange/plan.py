@@ -42,11 +42,11 @@ class Plan:
         """Whether the next exchange goes dense: the cheaper of the two, in bytes that a rank sends."""
         if not self.may_go_dense:
             return False
-        return self.rest > 0 or (self.fixed is not None and self.fixed > self.most)
+        return self.rest > 0 or self.most < (self.fixed or 0)
 
     @cached_property
     def most(self) -> int:
-        """The most slots with which a gather sends no more bytes than a dense all-reduce."""
+        """The most slots with which a gather sends no more bytes than a dense all-reduce; -1 where none does."""
         if not self.may_go_dense:
             return self.size
         return bisect_right(

@@ -23,7 +23,7 @@ class Reduce:
         marked_LK = torch.cat([sent.values_LK, sent.nonfinite_L.unsqueeze(1).float()], dim=1)
         return sent, self.link.sum(marked_LK)
 
-    def receive(self, payload: Tensor, sent: Sparse, out_n: Tensor, divisor: float, turn: Turn) -> Report:
+    def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
         one = slice(0, 1)
         total = Sparse(
             sent.size,
@@ -33,7 +33,17 @@ class Reduce:
             sent.wanted_L[one],
             sent.nonfinite_L[one],
         )
-        ops.of(out_n).decode(total, out_n, divisor)
+
+        def decode(out_n: Tensor, divisor: float) -> None:
+            ops.of(out_n).decode(total, out_n, divisor)
+
         count_W = sent.wanted_L[one].expand(self.link.workers)
-        sent_bytes = 2 * (self.link.workers - 1) * 4 * len(payload) // self.link.workers
-        return Report(count_W, count_W, ~(payload[-1] == 0), sent_bytes)
+        return Report(
+            wanted_W=count_W,
+            kept_W=count_W,
+            bad=~(payload[-1] == 0),
+            wrong_W=torch.zeros_like(count_W, dtype=torch.bool),
+            bytes=2 * (self.link.workers - 1) * 4 * len(payload) // self.link.workers,
+            complain=lambda rank: AssertionError(f"values of rank {rank} carry no positions to refuse"),
+            decode=decode,
+        )

@@ -3,7 +3,6 @@
 What each op means stands in ``ops.reference``; ``native`` (CPU) and ``triton`` (CUDA) do the same, faster.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache

@@ -6,185 +6,812 @@
  * Work is cut into pieces (the part of a segment in a block) and sums are taken piece by piece, so that no result
  * depends on the number of threads or of workers.
  */
-#include <float.h>
-#include <math.h>
-#include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "native.h"
 
-#define BLOCK 65536u
+
 #define TILE 4096u /* coordinates that stay in the first-level cache between sieving and sending */
 #define GROUP 64u  /* coordinates tested at once */
-#define INLINE static inline __attribute__((always_inline))
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define ALL_TIES SIZE_MAX
 #define NO_KEY UINT32_MAX
 
-enum { F32, BF16, F16, IN_PLACE }; /* the last: no gradient, the memory holds p already */
-
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-static void *need(void *memory) {
-    if (memory == NULL) {
-        fputs("gradsieve: out of memory\n", stderr);
-        abort();
-    }
-    return memory;
-}
-
-/* ---- numbers */
-
-INLINE uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Orders magnitudes as integers; every NaN is one key above infinity. */
-INLINE uint32_t key_of(float x) {
-    uint32_t bits = bits_of(x) & 0x7fffffffu;
-    return bits <= 0x7f800000u ? bits : 0x7f800001u;
-}
-
-INLINE float from_half(uint16_t half) {
-    uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13, sign = (uint32_t)(half & 0x8000u) << 16;
-    float x = float_of(magnitude) * 0x1p112f;
-    uint32_t bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : bits_of(x);
-    return float_of(bits | sign);
-}
-
-INLINE uint16_t to_half(float x) {
-    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude >= 0x47800000u) return (uint16_t)(sign | (magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u));
-    if (magnitude < 0x38800000u) /* subnormal: adding 0.5 aligns and rounds the last bit */
-        return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - 0x3f000000u));
-    magnitude += 0xfffu + (magnitude >> 13 & 1u);
-    return (uint16_t)(sign | (magnitude - 0x38000000u) >> 13);
-}
-
-INLINE uint16_t to_bfloat(float x) {
-    uint32_t bits = bits_of(x);
-    return x != x ? 0x7fc0u : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-INLINE float load(int kind, const void *from, size_t i) {
-    if (kind == F32) return ((const float *)from)[i];
-    uint16_t word = ((const uint16_t *)from)[i];
-    return kind == BF16 ? float_of((uint32_t)word << 16) : from_half(word);
-}
-
-INLINE void store(int kind, void *to, size_t i, float x) {
-    if (kind == F32) ((float *)to)[i] = x;
-    else ((uint16_t *)to)[i] = kind == BF16 ? to_bfloat(x) : to_half(x);
-}
-
-/* Rounds to the wire's precision, saturating; returns what receivers will read. */
-INLINE float put(int kind, void *to, size_t i, float x) {
-    float limit = kind == F32 ? FLT_MAX : kind == BF16 ? 0x1.fep127f : 65504.0f;
-    store(kind, to, i, x > limit ? limit : x < -limit ? -limit : x);
-    return load(kind, to, i);
-}
-
-/* ---- a list of coordinates with their values, in scratch memory until it outgrows it */
+/* A sieve adds [start, stop) of the gradient to the memory and appends what is not below the threshold */
 
 typedef struct {
-    uint32_t *index;
-    float *value;
-    size_t length, capacity;
-    int owned;
-} Hits;
+    const void *grad;
+    float *memory, decay, gain, threshold;
+    Hits *hits, *old; /* old: what a non-finite p replaced */
+} Job;
 
-static void reserve(Hits *hits, size_t more) {
-    size_t capacity = hits->length + more;
-    if (capacity <= hits->capacity) return;
-    capacity += capacity / 2;
-    uint32_t *index = need(realloc(hits->owned ? hits->index : NULL, capacity * sizeof *index));
-    float *value = need(realloc(hits->owned ? hits->value : NULL, capacity * sizeof *value));
-    if (!hits->owned && hits->length) {
-        memcpy(index, hits->index, hits->length * sizeof *index);
-        memcpy(value, hits->value, hits->length * sizeof *value);
-    }
-    *hits = (Hits){index, value, hits->length, capacity, 1};
-}
+typedef void Sieve(int kind, const Job *job, size_t start, size_t stop);
 
-static void push(Hits *hits, size_t index, float value) {
-    reserve(hits, 1);
-    hits->index[hits->length] = (uint32_t)index;
-    hits->value[hits->length++] = value;
-}
-
-static void release(Hits *hits) {
-    if (!hits->owned) return;
-    free(hits->index);
-    free(hits->value);
-}
-
-/* ---- threads */
-
-typedef struct {
-    void (*work)(void *context, size_t item);
-    void *context;
-    size_t count, next;
-} Loop;
-
-static void *drain(void *argument) {
-    Loop *loop = argument;
-    for (size_t i; (i = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < loop->count;) loop->work(loop->context, i);
-    return NULL;
-}
-
-static void for_each(size_t count, size_t threads, void (*work)(void *, size_t), void *context) {
-    Loop loop = {work, context, count, 0};
-    pthread_t helpers[64];
-    size_t started = 0;
-    threads = smaller(smaller(threads, count), 64);
-    while (started + 1 < threads && pthread_create(&helpers[started], NULL, drain, &loop) == 0) started++;
-    drain(&loop);
-    while (started > 0) pthread_join(helpers[--started], NULL);
-}
-
-/* ---- the sieve: add [start, stop) of the gradient to the memory, append what is not below the threshold */
-
-typedef struct {
-    float decay, gain, threshold;
-} Form;
-
-typedef void Sieve(int kind, const void *grad, float *memory, size_t start, size_t stop, Form form, Hits *hits, Hits *old);
-
-static __attribute__((noinline)) void remember(const float *p, const float *memory, size_t start, size_t count, Hits *old) {
+static __attribute__((noinline)) void
+remember(const float *p, const float *memory, size_t start, size_t count, Hits *old) {
     for (size_t j = 0; j < count; j++)
         if (!(fabsf(p[j]) <= FLT_MAX)) push(old, start + j, memory[start + j]);
 }
 
-INLINE void sieve_plain(int kind, const void *grad, float *memory, size_t start, size_t stop, Form form, Hits *hits, Hits *old) {
-    reserve(hits, stop - start);
+INLINE void sieve_plain(int kind, const Job *job, size_t start, size_t stop) {
+    float *memory = job->memory;
+    Hits *hits = job->hits;
+    reserve(hits, stop - start + 1);
     for (size_t i = start; i < stop; i += GROUP) {
         size_t count = smaller(GROUP, stop - i);
         float p[GROUP];
         uint32_t any = 0;
         for (size_t j = 0; j < count; j++) {
-            p[j] = kind == IN_PLACE ? memory[i + j] : memory[i + j] * form.decay + load(kind, grad, i + j) * form.gain;
-            any |= !(fabsf(p[j]) < form.threshold);
+            p[j] = memory[i + j];
+            if (kind != IN_PLACE) p[j] = p[j] * job->decay + load(kind, job->grad, i + j) * job->gain;
+            any |= !(fabsf(p[j]) < job->threshold);
         }
         if (UNLIKELY(any)) {
             size_t length = hits->length;
             for (size_t j = 0; j < count; j++) {
                 hits->index[length] = (uint32_t)(i + j);
                 hits->value[length] = p[j];
-                length += !(fabsf(p[j]) < form.threshold);
-                if (length == hits->capacity) reserve(hits, hits->capacity - hits->length + GROUP);
+                length += !(fabsf(p[j]) < job->threshold);
             }
             hits->length = length;
-            if (kind != IN_PLACE) remember(p, memory, i, count, old);
+            if (kind != IN_PLACE) remember(p, memory, i, count, job->old);
         }
         if (kind != IN_PLACE) memcpy(memory + i, p, count * sizeof *p);
     }
+}
+
+static void sieve_portable(int kind, const Job *job, size_t start, size_t stop) {
+    switch (kind) { /* a constant kind lets the compiler vectorise each loop */
+    case F32: sieve_plain(F32, job, start, stop); break;
+    case BF16: sieve_plain(BF16, job, start, stop); break;
+    case F16: sieve_plain(F16, job, start, stop); break;
+    default: sieve_plain(IN_PLACE, job, start, stop);
+    }
+}
+
+typedef struct {
+    double sum, squares, below; /* of all, of all, of those below the threshold */
+} Moments;
+
+typedef void Measure(const float *p, size_t count, float threshold, Moments *moments);
+
+/* Eight running sums, so that the compiler may use vectors and yet the order of addition is fixed. */
+INLINE void measure_plain(const float *p, size_t count, float threshold, Moments *moments) {
+    double sum[8] = {0}, squares[8] = {0}, below[8] = {0};
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (size_t j = 0; j < 8; j++) {
+            double x = p[i + j], square = x * x;
+            sum[j] += x;
+            squares[j] += square;
+            below[j] += fabsf(p[i + j]) < threshold ? square : 0.0;
+        }
+    for (size_t j = 0; i < count; i++, j++) {
+        double x = p[i], square = x * x;
+        sum[j] += x;
+        squares[j] += square;
+        below[j] += fabsf(p[i]) < threshold ? square : 0.0;
+    }
+    for (size_t j = 0; j < 8; j++) {
+        moments->sum += sum[j];
+        moments->squares += squares[j];
+        moments->below += below[j];
+    }
+}
+
+static void measure_portable(const float *p, size_t count, float threshold, Moments *moments) {
+    measure_plain(p, count, threshold, moments);
+}
+
+/* Six rounds of a Feistel network on 2 * half bits, as rng.permute. */
+typedef void Feistel(uint32_t *slots, size_t count, uint32_t half, uint32_t key);
+
+INLINE void feistel_plain(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
+    uint32_t mask = (1u << half) - 1;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t left = slots[i] >> half, right = slots[i] & mask;
+        for (uint32_t round = 0; round < 6; round++) {
+            uint32_t x = right + key + round * 0x9E3779B9u, old = right;
+            x = (x ^ x >> 16) * 0x85EBCA6Bu;
+            x = (x ^ x >> 13) * 0xC2B2AE35u;
+            right = left ^ ((x ^ x >> 16) & mask);
+            left = old;
+        }
+        slots[i] = left << half | right;
+    }
+}
+
+static void feistel_portable(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
+    feistel_plain(slots, count, half, key);
+}
+
+static Sieve *sieve = sieve_portable;
+static Measure *measure = measure_portable;
+static Feistel *feistel = feistel_portable;
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define AVX2 __attribute__((target("avx2,f16c,popcnt")))
+
+static uint64_t lanes[256]; /* lanes[mask]: the numbers of the set bits, a byte each, lowest first */
+
+INLINE AVX2 __m256 load8(int kind, const void *from, size_t i) {
+    if (kind == F32) return _mm256_loadu_ps((const float *)from + i);
+    __m128i words = _mm_loadu_si128((const __m128i *)((const uint16_t *)from + i));
+    if (kind == F16) return _mm256_cvtph_ps(words);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+}
+
+INLINE AVX2 __m256 magnitude8(__m256 p) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), p); }
+
+INLINE AVX2 __m256 below8(__m256 p, __m256 limit) { return _mm256_cmp_ps(magnitude8(p), limit, _CMP_LT_OQ); }
+
+INLINE AVX2 void sieve_vectors(int kind, const Job *job, size_t start, size_t stop) {
+    const __m256 decay = _mm256_set1_ps(job->decay), gain = _mm256_set1_ps(job->gain);
+    const __m256 limit = _mm256_set1_ps(job->threshold);
+    const void *grad = job->grad;
+    float *memory = job->memory;
+    Hits *hits = job->hits;
+    size_t i = start;
+    reserve(hits, stop - start + 8); /* whole vectors are stored, also where few lanes count */
+    for (; i + GROUP <= stop; i += GROUP) {
+        __m256 p[8], below = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+        for (int v = 0; v < 8; v++) {
+            p[v] = _mm256_loadu_ps(memory + i + 8 * v);
+            if (kind != IN_PLACE)
+                p[v] = _mm256_add_ps(_mm256_mul_ps(p[v], decay), _mm256_mul_ps(load8(kind, grad, i + 8 * v), gain));
+            below = _mm256_and_ps(below, below8(p[v], limit));
+        }
+        if (_mm256_movemask_ps(below) != 0xff) {
+            __m256 finite = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+            size_t length = hits->length;
+            for (int v = 0; v < 8; v++) {
+                unsigned mask = 0xffu & ~(unsigned)_mm256_movemask_ps(below8(p[v], limit));
+                __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)&lanes[mask]));
+                _mm256_storeu_ps(hits->value + length, _mm256_permutevar8x32_ps(p[v], lane));
+                __m256i index = _mm256_add_epi32(lane, _mm256_set1_epi32((int)(i + 8 * v)));
+                _mm256_storeu_si256((__m256i *)(hits->index + length), index);
+                length += (size_t)__builtin_popcount(mask);
+                finite = _mm256_and_ps(finite, below8(p[v], _mm256_set1_ps(INFINITY)));
+            }
+            hits->length = length;
+            if (kind != IN_PLACE && UNLIKELY(_mm256_movemask_ps(finite) != 0xff)) {
+                float copy[GROUP];
+                for (int v = 0; v < 8; v++) _mm256_storeu_ps(copy + 8 * v, p[v]);
+                remember(copy, memory, i, GROUP, job->old);
+            }
+        }
+        if (kind != IN_PLACE)
+            for (int v = 0; v < 8; v++) _mm256_storeu_ps(memory + i + 8 * v, p[v]);
+    }
+    if (i < stop) sieve_portable(kind, job, i, stop);
+}
+
+static AVX2 void sieve_avx2(int kind, const Job *job, size_t start, size_t stop) {
+    switch (kind) {
+    case F32: sieve_vectors(F32, job, start, stop); break;
+    case BF16: sieve_vectors(BF16, job, start, stop); break;
+    case F16: sieve_vectors(F16, job, start, stop); break;
+    default: sieve_vectors(IN_PLACE, job, start, stop);
+    }
+}
+
+static AVX2 void measure_avx2(const float *p, size_t count, float threshold, Moments *moments) {
+    measure_plain(p, count, threshold, moments);
+}
+
+static AVX2 void feistel_avx2(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
+    feistel_plain(slots, count, half, key);
+}
+#endif
+
+/* Picks the fastest functions this CPU runs, or the portable ones (to test them). Returns whether it has vectors. */
+int gradsieve_vectors(int wanted) {
+    int found = 0;
+#if defined(__x86_64__)
+    found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("popcnt");
+    sieve = found && wanted ? sieve_avx2 : sieve_portable;
+    measure = found && wanted ? measure_avx2 : measure_portable;
+    feistel = found && wanted ? feistel_avx2 : feistel_portable;
+    for (unsigned mask = 0; mask < 256; mask++) {
+        uint64_t packed = 0;
+        for (uint64_t lane = 0, place = 0; lane < 8; lane++)
+            if (mask >> lane & 1) packed |= lane << 8 * place++;
+        lanes[mask] = packed;
+    }
+#else
+    (void)wanted;
+#endif
+    return found;
+}
+
+static __attribute__((constructor)) void on_load(void) { gradsieve_vectors(1); }
+
+/* What Python asks for; the fields of native.py's _Step. */
+typedef struct {
+    int64_t workers, size, segments, threads, measure, grad_kind, value_kind;
+    double decay, gain;
+    const void *grad;
+    int64_t grad_stride;
+    float *memory;
+    int64_t memory_stride;
+    const int64_t *bounds; /* of the segments */
+    char *scratch;         /* room for hits; a call that needs more takes it from the heap and says so */
+    int64_t scratch_bytes, scratch_wanted;
+    int64_t *totals; /* how many coordinates the rule chose, a worker */
+    int64_t slots;   /* below 0: the slots are made after the choice */
+    int32_t *counts;
+    int64_t counts_stride;
+    uint16_t *offsets;
+    int64_t offsets_stride;
+    void *values;
+    int64_t values_stride;
+    int32_t *wanted;
+    int64_t wanted_stride;
+    int32_t *nonfinite;
+    int64_t nonfinite_stride;
+    double *error;
+    void *plan; /* between the choice and the sending */
+} Step;
+
+/* The part of a segment that lies in one block, and what the pass found there. */
+typedef struct {
+    uint32_t start, stop, segment;
+    float threshold;     /* hits are not below it */
+    int overflowed;      /* so many hits that the pass gave up collecting them */
+    int sent;            /* packed while it was in the cache */
+    Hits *hits;
+    size_t first, count; /* its stretch of the hits */
+    uint32_t key;        /* sent: greater keys, and the first `ties` of this key */
+    size_t ties, chosen, rank; /* how many are sent, and how many before it in its row */
+    Moments moments;
+    double error; /* squared norm of what the hits left in the memory */
+} Piece;
+
+enum { THRESHOLD, TOPK, GAUSSIAN, SAMPLED, TAKE };
+
+typedef struct {
+    Step *step;
+    int rule;
+    size_t row_pieces, parts;
+    Piece *pieces;    /* [workers][row_pieces] */
+    size_t *seconds;  /* segment s owns pieces [seconds[s], seconds[s + 1]) of each row */
+    Hits *hits, *old; /* [workers][parts] */
+    Hits *retries;    /* [workers][segments], of passes over one segment in place */
+    float threshold;
+    const int64_t *k;      /* [segments] */
+    float *hints;          /* [workers][segments][2]: last threshold, slack */
+    const double *quantiles; /* [segments] */
+    size_t stride, start;    /* of the sample */
+    Hits *samples;           /* [workers][segments] */
+    const uint64_t *marks;   /* [workers][words]: a bit a coordinate to take */
+    size_t words;
+} Plan;
+
+static size_t cut_into_pieces(const Step *step, Piece *pieces, size_t *seconds) {
+    size_t count = 0;
+    for (size_t s = 0; s < (size_t)step->segments; s++) {
+        if (seconds) seconds[s] = count;
+        for (size_t start = (size_t)step->bounds[s], end = (size_t)step->bounds[s + 1], stop; start < end; start = stop, count++) {
+            stop = smaller(end, (start / BLOCK + 1) * BLOCK);
+            if (pieces) pieces[count] = (Piece){.start = (uint32_t)start, .stop = (uint32_t)stop, .segment = (uint32_t)s};
+        }
+    }
+    if (seconds) seconds[step->segments] = count;
+    return count;
+}
+
+static Plan *make_plan(Step *step, int rule) {
+    Plan *plan = need(calloc(1, sizeof *plan));
+    size_t workers = (size_t)step->workers, segments = (size_t)step->segments, threads = (size_t)step->threads;
+    plan->step = step;
+    plan->rule = rule;
+    plan->row_pieces = cut_into_pieces(step, NULL, NULL);
+    plan->parts = workers && workers < threads ? (threads + workers - 1) / workers : 1;
+    plan->pieces = need(malloc((workers * plan->row_pieces + 1) * sizeof *plan->pieces));
+    plan->seconds = need(malloc((segments + 1) * sizeof *plan->seconds));
+    cut_into_pieces(step, plan->pieces, plan->seconds);
+    for (size_t row = 1; row < workers; row++)
+        memcpy(plan->pieces + row * plan->row_pieces, plan->pieces, plan->row_pieces * sizeof *plan->pieces);
+
+    size_t ranges = workers * plan->parts;
+    plan->hits = need(calloc(2 * ranges + 2 * workers * segments + 1, sizeof *plan->hits));
+    plan->old = plan->hits + ranges;
+    plan->retries = plan->old + ranges;
+    plan->samples = plan->retries + workers * segments;
+    size_t room = ranges ? (size_t)step->scratch_bytes / ranges / 8 : 0;
+    for (size_t range = 0; range < ranges; range++) {
+        char *base = step->scratch + range * room * 8;
+        plan->hits[range] = (Hits){(uint32_t *)base, (float *)(base + room * 4), 0, room, 0};
+    }
+    step->plan = plan;
+    return plan;
+}
+
+static Piece *pieces_of(const Plan *plan, size_t row, size_t segment, Piece **end) {
+    Piece *pieces = plan->pieces + row * plan->row_pieces;
+    *end = pieces + plan->seconds[segment + 1];
+    return pieces + plan->seconds[segment];
+}
+
+static float *memory_of(const Plan *plan, size_t row) { return plan->step->memory + (int64_t)row * plan->step->memory_stride; }
+
+static const void *row_of(const void *base, int kind, int64_t stride, size_t row) {
+    return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
+}
+
+/* Sends a piece's chosen hits as far as there are slots; the memory keeps what rounding left of them. */
+static void send_hits(const Plan *plan, size_t row, Piece *piece, const Hits *hits, size_t first, size_t count, size_t *rank) {
+    const Step *step = plan->step;
+    float *memory = memory_of(plan, row);
+    uint16_t *offsets = step->offsets + (int64_t)row * step->offsets_stride;
+    void *values = (void *)row_of(step->values, (int)step->value_kind, step->values_stride, row);
+    const uint32_t *index = hits->index + first;
+    const float *value = hits->value + first;
+    size_t slots = (size_t)step->slots;
+    for (size_t i = 0; i < count; i++) {
+        if (i + 16 < count) __builtin_prefetch(memory + index[i + 16], 1);
+        float left = value[i];
+        uint32_t key = key_of(left);
+        if (key > piece->key || (key == piece->key && piece->ties && piece->ties--)) {
+            if (*rank < slots) {
+                left -= put((int)step->value_kind, values, *rank, left);
+                offsets[*rank] = (uint16_t)(index[i] % BLOCK);
+                memory[index[i]] = left;
+            }
+            ++*rank;
+        }
+        if (step->measure && plan->rule != TAKE && key < 0x7f800000u) piece->error += (double)left * (double)left;
+    }
+}
+
+/* The first coordinate of a segment's strided sample that is not before `from`, as its number in the sample. */
+static size_t sample_number(size_t from, size_t first, size_t stride) { return from <= first ? 0 : (from - first + stride - 1) / stride; }
+
+static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t start, size_t stop) {
+    size_t begin = (size_t)plan->step->bounds[piece->segment], size = (size_t)plan->step->bounds[piece->segment + 1] - begin;
+    size_t first = begin + plan->start % smaller(plan->stride, size);
+    Hits *sample = &plan->samples[row * (size_t)plan->step->segments + piece->segment];
+    for (size_t j = sample_number(start, first, plan->stride); first + j * plan->stride < stop; j++)
+        sample->value[j] = memory_of(plan, row)[first + j * plan->stride];
+}
+
+static void hits_at_marks(const Plan *plan, size_t row, size_t start, size_t stop, Hits *hits) {
+    const float *memory = memory_of(plan, row);
+    const uint64_t *marks = plan->marks + row * plan->words;
+    reserve(hits, stop - start);
+    for (size_t word = start / 64; word * 64 < stop; word++)
+        for (uint64_t bits = marks[word]; bits; bits &= bits - 1) {
+            size_t index = word * 64 + (size_t)__builtin_ctzll(bits);
+            hits->index[hits->length] = (uint32_t)index;
+            hits->value[hits->length++] = memory[index];
+        }
+}
+
+/* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache. */
+static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, float threshold, Hits *hits, Hits *old, size_t *rank) {
+    const Step *step = plan->step;
+    float *memory = memory_of(plan, row);
+    const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
+    Job job = {grad, memory, (float)step->decay, (float)step->gain, threshold, hits, old};
+    piece->hits = hits;
+    piece->first = hits->length;
+    piece->threshold = threshold;
+    piece->key = 0;
+    piece->ties = ALL_TIES;
+    piece->moments = (Moments){0, 0, 0};
+    for (size_t start = piece->start, stop; start < piece->stop; start = stop) {
+        stop = smaller(start / TILE * TILE + TILE, piece->stop);
+        sieve(kind, &job, start, stop);
+        if (plan->rule == TAKE) {
+            hits->length = piece->first;
+            hits_at_marks(plan, row, start, stop, hits);
+        }
+        if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
+        if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE)) measure(memory + start, stop - start, threshold, &piece->moments);
+        if (rank) {
+            send_hits(plan, row, piece, hits, piece->first, hits->length - piece->first, rank);
+            hits->length = piece->first;
+            if (step->measure && plan->rule == TAKE) measure(memory + start, stop - start, INFINITY, &piece->moments);
+        }
+    }
+    piece->count = hits->length - piece->first;
+}
+
+static size_t marked(const Plan *plan, size_t row, const Piece *piece) {
+    size_t count = 0;
+    for (size_t word = piece->start / 64; word * 64 < piece->stop; word++)
+        count += (size_t)__builtin_popcountll(plan->marks[row * plan->words + word]);
+    return count;
+}
+
+/* The threshold of the first pass: a little under the last step's, or infinite (non-finite p only). */
+static float first_threshold(const Plan *plan, size_t row, size_t segment) {
+    if (plan->rule == THRESHOLD) return plan->threshold;
+    if (plan->rule == TAKE || plan->k[segment] <= 0) return INFINITY;
+    if (plan->rule == TOPK && plan->k[segment] >= plan->step->bounds[segment + 1] - plan->step->bounds[segment]) return 0.0f;
+    const float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment);
+    if (!(hint[0] > 0.0f && hint[0] <= FLT_MAX)) return INFINITY;
+    float slack = hint[1] >= 0.3f && hint[1] <= 0.99f ? hint[1] : 0.9f;
+    return fmaxf(hint[0] * slack, FLT_TRUE_MIN);
+}
+
+/* The first pass over a range: the pieces of one part of one row. */
+static void sieve_range(void *context, size_t range) {
+    Plan *plan = context;
+    size_t row = range / plan->parts, part = range % plan->parts, rank = 0, found = 0;
+    Piece *pieces = plan->pieces + row * plan->row_pieces;
+    Piece *from = pieces + plan->row_pieces * part / plan->parts, *to = pieces + plan->row_pieces * (part + 1) / plan->parts;
+    int at_once = plan->step->slots >= 0 && (plan->rule == TAKE || (plan->rule == THRESHOLD && part == 0));
+    if (plan->rule == TAKE)
+        for (Piece *piece = pieces; piece < from; piece++) rank += marked(plan, row, piece);
+    float threshold = INFINITY;
+    for (Piece *piece = from; piece < to; piece++) {
+        size_t segment = piece->segment, before = rank;
+        if (piece == from || segment != piece[-1].segment) {
+            threshold = first_threshold(plan, row, segment);
+            found = 0;
+        }
+        sieve_piece(plan, row, piece, (int)plan->step->grad_kind, threshold, &plan->hits[range], &plan->old[range], at_once ? &rank : NULL);
+        piece->sent = at_once;
+        piece->chosen = at_once ? rank - before : piece->count;
+        found += piece->count;
+        if (plan->k && threshold > 0.0f && found > 16 * (size_t)plan->k[segment] + TILE) { /* a stale hint: do not drag all of it along */
+            piece->overflowed = 1;
+            threshold = INFINITY;
+        }
+    }
+}
+
+/* Collects the hits of one segment anew, from the memory. */
+static void collect(Plan *plan, size_t row, size_t segment, float threshold) {
+    Hits *hits = &plan->retries[row * (size_t)plan->step->segments + segment];
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    hits->length = 0;
+    for (; piece < end; piece++) {
+        sieve_piece(plan, row, piece, IN_PLACE, threshold, hits, NULL, NULL);
+        piece->overflowed = 0;
+    }
+}
+
+/* As `collect` with all that is not zero, and the first of the zeros up to k in all. */
+static void collect_with_zeros(Plan *plan, size_t row, size_t segment, size_t zeros) {
+    Hits *hits = &plan->retries[row * (size_t)plan->step->segments + segment];
+    const float *memory = memory_of(plan, row);
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    hits->length = 0;
+    for (; piece < end; piece++) {
+        piece->hits = hits;
+        piece->first = hits->length;
+        for (size_t i = piece->start; i < piece->stop; i++)
+            if (memory[i] != 0.0f || (zeros && zeros--)) push(hits, i, memory[i]);
+        piece->count = hits->length - piece->first;
+    }
+}
+
+static size_t hits_in(const Piece *piece, const Piece *end) {
+    size_t count = 0;
+    for (; piece < end; piece++) count += piece->count;
+    return count;
+}
+
+/* The key of the k-th largest of the hits, by counting leading bits. Returns how many of that key are among the k. */
+static size_t kth(const Piece *from, const Piece *end, size_t k, uint32_t *key) {
+    static const uint32_t widths[] = {10, 11, 10};
+    uint32_t prefix = 0, shift = 31;
+    for (int level = 0; level < 3; level++) {
+        uint32_t bins[2048] = {0}, above = shift, bin = (1u << widths[level]) - 1;
+        shift -= widths[level];
+        for (const Piece *piece = from; piece < end; piece++)
+            for (const float *value = piece->hits->value + piece->first, *stop = value + piece->count; value < stop; value++) {
+                uint32_t bits = key_of(*value);
+                if (bits >> above == prefix) bins[bits >> shift & bin]++;
+            }
+        for (; bins[bin] < k; bin--) k -= bins[bin];
+        prefix = prefix << widths[level] | bin;
+    }
+    *key = prefix;
+    return k;
+}
+
+/* A threshold that about k of a segment reach, rather more than fewer, from a sample of cache lines. */
+static float estimate(const Plan *plan, size_t row, size_t segment, size_t k) {
+    enum { RUNS = 1024, RUN = 16 };
+    const float *memory = memory_of(plan, row) + plan->step->bounds[segment];
+    size_t size = (size_t)(plan->step->bounds[segment + 1] - plan->step->bounds[segment]), step = size / RUNS, rank = k;
+    float copy[RUNS * RUN];
+    Hits hits = {NULL, (float *)memory, size, size, 0};
+    if (size > 4 * RUNS * RUN) {
+        for (size_t run = 0; run < RUNS; run++) memcpy(copy + run * RUN, memory + run * step, sizeof(float) * RUN);
+        hits = (Hits){NULL, copy, RUNS * RUN, RUNS * RUN, 0};
+        double expected = (double)k * (double)hits.length / (double)size;
+        rank = (size_t)(expected + 3 * sqrt(expected) + 3);
+    }
+    if (rank >= hits.length) return 0.0f;
+    Piece all = {.hits = &hits, .count = hits.length};
+    uint32_t key;
+    kth(&all, &all + 1, rank, &key);
+    return float_of(key);
+}
+
+/* Chooses the greater keys and the first `ties` of this key. */
+static void choose(Plan *plan, size_t row, size_t segment, uint32_t key, size_t ties) {
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    for (; piece < end; piece++) {
+        size_t greater = 0, equal = 0;
+        for (const float *value = piece->hits->value + piece->first, *stop = value + piece->count; value < stop; value++) {
+            greater += key_of(*value) > key;
+            equal += key_of(*value) == key;
+        }
+        piece->key = key;
+        piece->ties = smaller(equal, ties);
+        piece->chosen = greater + piece->ties;
+        ties -= ties == ALL_TIES ? 0 : piece->ties;
+    }
+}
+
+/* Steers the slack between too few hits, which cost a second pass, and too many, which cost time each. */
+static void steer(float *hint, float threshold, size_t found, size_t k, int missed) {
+    float slack = hint[1] >= 0.3f && hint[1] <= 0.99f ? hint[1] : 0.9f;
+    if (missed) slack *= 0.95f;
+    else if (found > 4 * k) slack += 0.05f * (1.0f - slack);
+    hint[0] = threshold <= FLT_MAX ? fmaxf(threshold, FLT_TRUE_MIN) : 0.0f;
+    hint[1] = fminf(fmaxf(slack, 0.3f), 0.99f);
+}
+
+static void choose_topk(Plan *plan, size_t row, size_t segment, size_t k) {
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment);
+    size_t found = hits_in(piece, end);
+    int missed = found < k;
+    float threshold = INFINITY;
+    for (const Piece *p = piece; p < end; p++) {
+        missed |= p->overflowed;
+        threshold = fminf(threshold, p->threshold);
+    }
+    if (missed) {
+        int cold = !(threshold <= FLT_MAX), nonzeros = threshold <= FLT_TRUE_MIN && found < k;
+        for (size_t goal = k; !nonzeros; goal *= 4) {
+            threshold = fmaxf(estimate(plan, row, segment, goal), FLT_TRUE_MIN);
+            collect(plan, row, segment, threshold);
+            found = hits_in(piece, end);
+            if (found >= k) break;
+            nonzeros = threshold <= FLT_TRUE_MIN;
+        }
+        if (nonzeros) collect_with_zeros(plan, row, segment, k - found);
+        missed = !cold && !nonzeros;
+    }
+    uint32_t key;
+    size_t ties = kth(piece, end, k, &key);
+    choose(plan, row, segment, key, ties);
+    steer(hint, float_of(key), found, k, missed);
+}
+
+/* How many of a segment exceed t; all of them where t is negative or NaN. Collects anew where the hits do not reach. */
+static size_t count_above(Plan *plan, size_t row, size_t segment, double t, float *lowest, int *missed) {
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    float limit = t >= 0.0 ? (float)t : -1.0f;
+    for (const Piece *p = piece; p < end; p++)
+        if (p->overflowed || p->threshold > fmaxf(limit, 0.0f)) {
+            collect(plan, row, segment, fmaxf(limit * 0.95f, 0.0f));
+            *missed = 1;
+            break;
+        }
+    *lowest = fminf(*lowest, limit);
+    choose(plan, row, segment, limit < 0.0f ? 0 : key_of(limit), limit < 0.0f ? ALL_TIES : 0);
+    size_t count = 0;
+    for (; piece < end; piece++) count += piece->chosen;
+    return count;
+}
+
+/* reference.refine: moves t until low * k <= count <= high * k, at most four times. */
+static size_t refine(Plan *plan, size_t row, size_t segment, double t, size_t size, size_t k, double low, double high) {
+    float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment), lowest = INFINITY;
+    double under = 0.0, log_under = log((double)size), over = INFINITY, log_over = 0.0, goal = log((double)k);
+    int missed = 0;
+    size_t count = 0;
+    for (int trial = 0; trial < 5; trial++) {
+        count = count_above(plan, row, segment, t, &lowest, &missed);
+        if (trial == 4 || (low * (double)k <= (double)count && (double)count <= high * (double)k) || !isfinite(t)) break;
+        double log_count = log(count ? (double)count : 0.5);
+        if (count > k) {
+            under = t;
+            log_under = log_count;
+        } else {
+            over = t;
+            log_over = log_count;
+        }
+        if (isfinite(over)) t = under + (over - under) * (log_under - goal) / (log_under - log_over);
+        else t *= fmax((log((double)size) - goal) / fmax(log((double)size) - log_count, 1e-9), 1 + 1e-3);
+    }
+    if (lowest > 0.0f) {
+        Piece *end, *piece = pieces_of(plan, row, segment, &end);
+        steer(hint, lowest, hits_in(piece, end), 2 * k, missed && hint[0] > 0.0f);
+    }
+    return count;
+}
+
+static void choose_gaussian(Plan *plan, size_t row, size_t segment, size_t size, size_t k) {
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    double sum = 0.0, squares = 0.0;
+    for (; piece < end; piece++) {
+        sum += piece->moments.sum;
+        squares += piece->moments.squares;
+    }
+    double mean = sum / (double)size, variance = squares / (double)size - mean * mean;
+    double t = k < size ? fabs(mean + sqrt(variance < 0.0 ? 0.0 : variance) * plan->quantiles[segment]) : -1.0;
+    refine(plan, row, segment, t, size, k, 2.0 / 3.0, 4.0 / 3.0);
+}
+
+static void choose_sampled(Plan *plan, size_t row, size_t segment, size_t size, size_t k) {
+    Piece *end, *piece = pieces_of(plan, row, segment, &end);
+    double t = -1.0;
+    uint32_t key;
+    if (k < size) {
+        Hits *hits = &plan->samples[row * (size_t)plan->step->segments + segment];
+        Piece sample = {.hits = hits, .count = hits->length};
+        size_t rank = (size_t)((double)(hits->length * k) / (double)size);
+        kth(&sample, &sample + 1, rank ? rank : 1, &key);
+        t = nextafter(key > 0x7f800000u ? INFINITY : key == 0x7f800000u ? FLT_MAX : float_of(key), 0.0);
+    }
+    if ((double)refine(plan, row, segment, t, size, k, 0.8, 1.3) > 1.3 * (double)k) {
+        size_t ties = kth(piece, end, k, &key);
+        choose(plan, row, segment, key, ties);
+    }
+}
+
+static void choose_segment(void *context, size_t item) {
+    Plan *plan = context;
+    size_t segments = (size_t)plan->step->segments, row = item / segments, segment = item % segments;
+    size_t size = (size_t)(plan->step->bounds[segment + 1] - plan->step->bounds[segment]);
+    size_t k = plan->k[segment] > 0 ? smaller((size_t)plan->k[segment], size) : 0;
+    if (k == 0) choose(plan, row, segment, NO_KEY, 0);
+    else if (plan->rule == TOPK) choose_topk(plan, row, segment, k);
+    else if (plan->rule == GAUSSIAN) choose_gaussian(plan, row, segment, size, k);
+    else choose_sampled(plan, row, segment, size, k);
+}
+
+static void run(Plan *plan) {
+    Step *step = plan->step;
+    size_t workers = (size_t)step->workers, ranges = workers * plan->parts, most = 0;
+    for_each(ranges, (size_t)step->threads, sieve_range, plan);
+    if (plan->k) for_each(workers * (size_t)step->segments, (size_t)step->threads, choose_segment, plan);
+    for (size_t range = 0; range < ranges; range++)
+        if (plan->hits[range].length > most) most = plan->hits[range].length;
+    step->scratch_wanted = (int64_t)((most + TILE + GROUP) * 8 * ranges);
+    for (size_t row = 0; row < workers; row++) {
+        size_t rank = 0;
+        for (Piece *piece = plan->pieces + row * plan->row_pieces, *end = piece + plan->row_pieces; piece < end; piece++) {
+            piece->rank = rank;
+            rank += piece->chosen;
+        }
+        step->totals[row] = (int64_t)rank;
+    }
+}
+
+void gradsieve_threshold(Step *step, double threshold) {
+    Plan *plan = make_plan(step, THRESHOLD);
+    plan->threshold = (float)threshold;
+    run(plan);
+}
+
+void gradsieve_topk(Step *step, const int64_t *k, float *hints) {
+    Plan *plan = make_plan(step, TOPK);
+    plan->k = k;
+    plan->hints = hints;
+    run(plan);
+}
+
+void gradsieve_gaussiank(Step *step, const int64_t *k, const double *quantiles, float *hints) {
+    Plan *plan = make_plan(step, GAUSSIAN);
+    plan->k = k;
+    plan->quantiles = quantiles;
+    plan->hints = hints;
+    run(plan);
+}
+
+void gradsieve_sampledk(Step *step, const int64_t *k, int64_t stride, int64_t start, float *hints) {
+    Plan *plan = make_plan(step, SAMPLED);
+    plan->k = k;
+    plan->hints = hints;
+    plan->stride = (size_t)stride;
+    plan->start = (size_t)start;
+    for (size_t row = 0, i = 0; row < (size_t)step->workers; row++)
+        for (size_t s = 0; s < (size_t)step->segments; s++, i++) {
+            size_t size = (size_t)(step->bounds[s + 1] - step->bounds[s]);
+            if (size == 0) continue;
+            reserve(&plan->samples[i], (size - plan->start % smaller(plan->stride, size) + plan->stride - 1) / plan->stride);
+            plan->samples[i].length = (size - plan->start % smaller(plan->stride, size) + plan->stride - 1) / plan->stride;
+        }
+    run(plan);
+}
+
+/* Takes the marked coordinates; the slots must be there. */
+void gradsieve_take(Step *step, const uint64_t *marks) {
+    Plan *plan = make_plan(step, TAKE);
+    plan->marks = marks;
+    plan->words = ((size_t)step->size + 63) / 64;
+    run(plan);
+}
+
+static void send_piece(void *context, size_t item) {
+    Plan *plan = context;
+    Piece *piece = &plan->pieces[item];
+    size_t rank = piece->rank;
+    if (!piece->sent) send_hits(plan, item / plan->row_pieces, piece, piece->hits, piece->first, piece->count, &rank);
+}
+
+static void put_back_old(const Plan *plan, size_t row, size_t *count, double *error) {
+    for (Hits *old = plan->old + row * plan->parts, *end = old + plan->parts; old < end; old++) {
+        *count += old->length;
+        for (size_t i = 0; i < old->length; i++) {
+            memory_of(plan, row)[old->index[i]] = old->value[i];
+            *error += (double)old->value[i] * (double)old->value[i];
+        }
+    }
+}
+
+/* Packs what was chosen into the slots, finishes the memory and frees the plan. */
+void gradsieve_send(Step *step) {
+    Plan *plan = step->plan;
+    size_t workers = (size_t)step->workers, blocks = ((size_t)step->size + BLOCK - 1) / BLOCK, slots = (size_t)step->slots;
+    for_each(workers * plan->row_pieces, (size_t)step->threads, send_piece, plan);
+    for (size_t row = 0; row < workers; row++) {
+        int32_t *counts = step->counts + (int64_t)row * step->counts_stride;
+        size_t nonfinite = 0;
+        double error = 0.0;
+        memset(counts, 0, blocks * sizeof *counts);
+        for (Piece *piece = plan->pieces + row * plan->row_pieces, *end = piece + plan->row_pieces; piece < end; piece++) {
+            counts[piece->start / BLOCK] += (int32_t)(smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots));
+            error += piece->moments.below + piece->error;
+        }
+        put_back_old(plan, row, &nonfinite, &error);
+        step->wanted[(int64_t)row * step->wanted_stride] = (int32_t)step->totals[row];
+        step->nonfinite[(int64_t)row * step->nonfinite_stride] = (int32_t)nonfinite;
+        if (step->measure) step->error[row] = error;
+    }
+    for (size_t i = 0; i < 2 * workers * plan->parts + 2 * workers * (size_t)step->segments; i++) release(&plan->hits[i]);
+    free(plan->hits);
+    free(plan->seconds);
+    free(plan->pieces);
+    free(plan);
+    step->plan = NULL;
+}
+
+/* Marks the first k of each segment's keyed permutation, as reference.draw. */
+void gradsieve_draw(const Step *step, const int64_t *k, const int64_t *keys, uint64_t *marks) {
+    size_t segments = (size_t)step->segments, words = ((size_t)step->size + 63) / 64;
+    memset(marks, 0, (size_t)step->workers * words * sizeof *marks);
+    for (size_t row = 0; row < (size_t)step->workers; row++) {
+        const int64_t *row_keys = keys + row * segments;
+        if (row && memcmp(keys, row_keys, segments * sizeof *keys) == 0) {
+            memcpy(marks + row * words, marks, words * sizeof *marks);
+            continue;
+        }
+        for (size_t s = 0; s < segments; s++) {
+            size_t begin = (size_t)step->bounds[s], size = (size_t)step->bounds[s + 1] - begin;
+            size_t slots = k[s] > 0 ? smaller((size_t)k[s], size) : 0;
+            uint32_t half = (33u - (uint32_t)__builtin_clz(size > 2 ? (uint32_t)size - 1 : 1u)) / 2, walk[256];
+            for (size_t slot = 0, waiting = 0; slot < slots || waiting;) { /* results outside go round again */
+                while (waiting < 256 && slot < slots) walk[waiting++] = (uint32_t)slot++;
+                feistel(walk, waiting, half, (uint32_t)row_keys[s]);
+                size_t outside = 0;
+                for (size_t i = 0; i < waiting; i++) {
+                    if (walk[i] < size) marks[row * words + (begin + walk[i]) / 64] |= (uint64_t)1 << (begin + walk[i]) % 64;
+                    else walk[outside++] = walk[i];
+                }
+                waiting = outside;
+            }
+        }
+    }
+}
+
+/* Marks given coordinates. Returns whether all are inside. */
+int gradsieve_mark(const Step *step, const int64_t *index, int64_t count, uint64_t *marks) {
+    size_t words = ((size_t)step->size + 63) / 64;
+    memset(marks, 0, (size_t)step->workers * words * sizeof *marks);
+    for (int64_t row = 0; row < step->workers; row++)
+        for (int64_t i = 0; i < count; i++) {
+            int64_t at = index[row * count + i];
+            if (at < 0 || at >= step->size) return 0;
+            marks[(size_t)row * words + (size_t)at / 64] |= (uint64_t)1 << at % 64;
+        }
+    return 1;
 }

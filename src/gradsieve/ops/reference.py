@@ -110,17 +110,19 @@ def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
 def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
     """Where ``when`` (one bool) is true, take the step back: ``memory = (memory + sent - gain * grad) / decay``.
 
-    Right to the rounding of that sum; a coordinate whose gradient is not finite kept its old memory anyway.
+    Right to the rounding of that sum; a coordinate whose p is not finite kept its old memory anyway.
     """
     if not bool(when):
         return
-    memory_Ln, grad_Ln = pending.memory_Ln, pending.grad_Ln
-    give_back(memory_Ln, sparse)
+    memory_Ln = pending.memory_Ln
     if pending.decay == 0:
         memory_Ln.zero_()
         return
-    p_Ln = memory_Ln - grad_Ln.to(memory_Ln.dtype) * pending.gain
-    memory_Ln.copy_(torch.where(grad_Ln.isfinite(), p_Ln / pending.decay, memory_Ln))
+    finite_Ln = correct(pending)[1]  # the old memory makes the same p again, whatever was sent of it
+    before_Ln = memory_Ln.clone()
+    give_back(before_Ln, sparse)
+    before_Ln.sub_(pending.grad_Ln.to(memory_Ln.dtype) * pending.gain).div_(pending.decay)
+    memory_Ln.copy_(torch.where(finite_Ln, before_Ln, memory_Ln))
 
 
 def clear(target_Ln: Tensor, sparse: Sparse) -> None:

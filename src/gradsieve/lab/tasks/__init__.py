@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.tasks import cifar, digits
 from gradsieve.lab.tasks.base import Batch, Evaluation, Recipe, Task
-from gradsieve.lab.tasks.cifar import cifar
-from gradsieve.lab.tasks.digits import digits
 
 __all__ = ["Batch", "Evaluation", "Recipe", "Task", "get", "names"]
 
-_TASKS = {"cifar": cifar, "digits": digits}
+_TASKS = {"cifar": cifar.task, "digits": digits.task}
 
 
 def names() -> list[str]:

@@ -49,7 +49,7 @@ def _shift_and_mirror(images: Tensor, generator: torch.Generator) -> Tensor:
     return padded[picture, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def cifar(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
+def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
     """The CIFAR-10 task; ``data_dir`` defaults to the environment variable GRADSIEVE_DATA."""
     if data_dir is None and os.environ.get("GRADSIEVE_DATA"):
         data_dir = Path(os.environ["GRADSIEVE_DATA"])

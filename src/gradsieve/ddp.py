@@ -1,0 +1,320 @@
+"""attach(): sparse exchange as DDP's communication hook, with a memory that belongs to parameters, not buckets."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gradsieve.exchange.group import GroupLink
+from gradsieve.feedback import Momentum
+from gradsieve.handshake import agree
+from gradsieve.layout import Layout
+from gradsieve.meter import Meter, Stats
+from gradsieve.options import options_of
+from gradsieve.state import Pieces, load_pieces, save_pieces
+from gradsieve.step import Channel, Options
+from gradsieve.types import Rule
+
+_SLOT = "_gradsieve_slot"
+
+
+def attach(
+    ddp: DistributedDataParallel,
+    compressor: Rule,
+    *,
+    scope: str = "layer",
+    feedback: object = "gradient",
+    exchange: str = "auto",
+    values: str = "float32",
+    strict: bool = False,
+    optimizer: Optimizer | None = None,
+    scaler: GradScaler | None = None,
+    meter: Meter | None = None,
+) -> "Sieve":
+    """Make a DDP module's gradient exchange sparse, from the next backward pass on.
+
+    Call it on every rank with the same arguments: they are compared, and a difference is an error on all ranks.
+    ``optimizer`` is needed by ``feedback="update"``, ``scaler`` where a GradScaler scales the loss.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(f"ddp takes a DistributedDataParallel module, not {type(ddp).__name__}")
+    sieve = Sieve(
+        ddp.module,
+        compressor,
+        scope=scope,
+        feedback=feedback,
+        exchange=exchange,
+        values=values,
+        strict=strict,
+        optimizer=optimizer,
+        scaler=scaler,
+        meter=meter,
+    )
+    slot = getattr(ddp, _SLOT, None)
+    _check_room(ddp, slot)
+    sieve.bind(ddp.process_group, watch_use=ddp.find_unused_parameters or ddp.static_graph)
+    if slot is None:
+        slot = _Slot(ddp.process_group)
+        setattr(ddp, _SLOT, slot)
+        ddp.register_comm_hook(None, slot.hook)
+    slot.sieve = sieve
+    sieve._slot = slot
+    return sieve
+
+
+def hook(state: "Sieve", bucket: dist.GradBucket) -> Future[Tensor]:
+    """For trainers that register a hook before a process group exists: pass a ``Sieve`` as the hook's state."""
+    return state.exchange(bucket)
+
+
+class Sieve:
+    """The handle of a sparse exchange: its figures, its memory, and the way to end it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compressor: Rule,
+        *,
+        scope: str = "layer",
+        feedback: object = "gradient",
+        exchange: str = "auto",
+        values: str = "float32",
+        strict: bool = False,
+        optimizer: Optimizer | None = None,
+        scaler: GradScaler | None = None,
+        meter: Meter | None = None,
+    ):
+        self.options = options_of(compressor, scope, feedback, exchange, values, strict)
+        _check_module(module)
+        _check_companions(self.options, optimizer, scaler)
+        self.meter = Meter() if meter is None else meter
+        self.step = 0
+        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        self._layout = Layout(tuple(self._names.values()), tuple(p.numel() for p in self._names))
+        self._optimizer, self._scaler = optimizer, scaler
+        self._link: GroupLink | None = None
+        self._slot: _Slot | None = None
+        self._channels: dict[int, Channel] = {}  # by bucket; -1 holds the whole model in global scope
+        self._pieces = Pieces()
+        self._lr: float | None = None
+        self._lr_ratio = 1.0
+        self._gain = 1.0
+        self._used: set[Tensor] | None = None
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []
+        self._lock = threading.Lock()
+        self._unfinished = 0
+        self._broken: str | None = None
+        self._watches: list[Any] = []
+
+    def bind(self, group: dist.ProcessGroup, *, watch_use: bool = False) -> None:
+        """Meet the other ranks and compare notes with them. Done by ``attach``, or at the first bucket."""
+        link = GroupLink(group)
+        agree(link, self.options, self._layout)
+        self._link = link
+        if watch_use:
+            self._used = set()
+            self._watches = [p.register_post_accumulate_grad_hook(self._used.add) for p in self._names]
+
+    def stats(self) -> Stats:
+        """Density, bytes sent and saved, total error, time by phase; for the last step and in all."""
+        for channel in self._channels.values():
+            channel.catch_up()
+        return self.meter.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's memory by parameter name: tensors and plain values only. Save one on every rank."""
+        self._refuse_if_broken()
+        return save_pieces(
+            self._pieces,
+            self._layout,
+            feedback=self.options.feedback.kind,
+            step=self.step,
+            lr=self._lr,
+            workers=self._link.workers if self._link else 1,
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put this rank's memory back. For a run of another size, pass it through ``gs.reshard`` first."""
+        self._refuse_if_broken()
+        pieces = load_pieces(state, self._layout, self.options.feedback.kind)
+        self._pieces = pieces
+        self._channels.clear()
+        self.step, self._lr = int(state["step"]), state["lr"]
+
+    def detach(self) -> None:
+        """Back to DDP's dense mean from the next step on. The memory stays here: ``state_dict`` still has it."""
+        for watch in self._watches:
+            watch.remove()
+        if self._slot is not None:
+            self._slot.sieve = None
+            self._slot = None
+
+    def exchange(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """The hook: one bucket in, a future of its mean out. Collectives are issued here, in program order."""
+        self._refuse_if_broken()
+        try:
+            if self._link is None:
+                self.bind(dist.distributed_c10d._get_default_group())
+            if bucket.index() == 0:
+                self._begin()
+            if self._takes_all_at_once():
+                return self._collect(bucket)
+            channel = self._channel_of(bucket)
+            buffer_n = bucket.buffer()
+            arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n, bucket.parameters())
+            done = arrival.future.then(lambda future: self._finish(future))  # type: ignore[attr-defined]
+            if bucket.is_last():
+                self._end()
+            return done
+        except Exception as error:
+            self._break(error)
+            raise
+
+    def _begin(self) -> None:
+        """Once a step: what the learning rate and the loss scale are now."""
+        self._unfinished = 0
+        if self._scaler is not None and self._scaler.is_enabled():
+            self._gain = 1.0 / self._scaler.get_scale()
+        if self._optimizer is not None:
+            lr = float(self._optimizer.param_groups[0]["lr"])
+            if self.options.feedback.kind == "update" and not lr > 0:
+                raise ValueError(f'feedback="update" divides by the learning rate, which is {lr!r} at step {self.step}')
+            self._lr_ratio = self._lr / lr if self._lr else 1.0
+            self._lr = lr
+
+    def _end(self) -> None:
+        self.step += 1
+        if self._used is not None:
+            self._used.clear()
+
+    def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor, parameters: list[Tensor]) -> Any:
+        if grad_Ln.is_sparse:
+            raise ValueError("a sparse gradient arrived: use nn.Embedding(sparse=False)")
+        with self._lock:
+            self._unfinished += 1
+        idle = [] if self._used is None else [self._names[p] for p in parameters if p not in self._used]
+        with channel.resting(idle):
+            return channel.step(
+                grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain
+            )
+
+    def _finish(self, future: Future[Tensor]) -> Tensor:
+        """A bucket has arrived. The last of a step gives back what was sent, if another was not finite."""
+        try:
+            result = future.value()
+        except Exception as error:
+            self._break(error)
+            raise
+        with self._lock:
+            self._unfinished -= 1
+            over = self._unfinished == 0
+        if over and any(channel.last_bad for channel in self._channels.values()):
+            for channel in self._channels.values():
+                channel.take_back()
+        return result
+
+    def _takes_all_at_once(self) -> bool:
+        """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
+        return self.options.scope == "global" and not getattr(self.options.rule, "elementwise", False)
+
+    def _collect(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Global scope: hold the buckets until the last, then exchange the whole gradient as one."""
+        devices = [bucket.buffer().device] if bucket.buffer().is_cuda else None
+        waiting: Future[Tensor] = Future(devices=devices)
+        self._waiting.append((bucket, waiting))
+        if not bucket.is_last():
+            return waiting
+        buckets, self._waiting = self._waiting, []
+        gradients = {p: g for b, _ in buckets for p, g in zip(b.parameters(), b.gradients(), strict=True)}
+        flat_n = torch.cat([gradients[p].reshape(-1).float() for p in self._names])
+        channel = self._channels.get(-1)
+        if channel is None:
+            channel = self._channels[-1] = self._new_channel(self._layout, flat_n)
+
+        def spread(future: Future[Tensor]) -> Tensor:
+            result = self._finish(future)
+            for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
+                gradients[p].copy_(part_n.view_as(gradients[p]))
+            for b, f in buckets[:-1]:
+                f.set_result(b.buffer())
+            return bucket.buffer()
+
+        arrival = self._send(channel, flat_n.unsqueeze(0), flat_n.clone(), list(self._names))
+        self._end()
+        return arrival.future.then(spread)  # type: ignore[no-any-return]
+
+    def _channel_of(self, bucket: dist.GradBucket) -> Channel:
+        """The bucket's channel. DDP rebuilds its buckets after the first step; the memory moves by parameter."""
+        parameters = bucket.parameters()
+        names = tuple(self._names[p] for p in parameters)
+        channel = self._channels.get(bucket.index())
+        if channel is None or channel.layout.names != names:
+            layout = Layout(names, tuple(p.numel() for p in parameters))
+            channel = self._new_channel(layout, bucket.buffer())
+            self._channels[bucket.index()] = channel
+        return channel
+
+    def _new_channel(self, layout: Layout, like: Tensor) -> Channel:
+        assert self._link is not None
+        scope = "layer" if self.options.scope == "layer" else "global"
+        channel = Channel(
+            self.options, layout, self._link, self.meter, like.device, like.dtype, layout.segments(scope)
+        )
+        self._pieces.move_to(channel)
+        return channel
+
+    def _break(self, error: Exception) -> None:
+        if self._broken is None:
+            self._broken = f"step {self.step}: {type(error).__name__}: {error}"
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"this sieve stopped at {self._broken}; make a new DDP module and attach again")
+
+
+class _Slot:
+    """DDP takes one hook for good; this one passes buckets to the sieve that is attached now, or averages them."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.sieve: Sieve | None = None
+
+    def hook(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+        if self.sieve is not None:
+            return self.sieve.exchange(bucket)
+        buffer_n = bucket.buffer().div_(dist.get_world_size(self.group))
+        return GroupLink(self.group).sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future
+
+
+def _check_room(ddp: DistributedDataParallel, slot: _Slot | None) -> None:
+    if getattr(ddp, "mixed_precision", None) is not None:
+        raise ValueError("DDP(mixed_precision=...) takes the one hook that DDP has: use torch.autocast instead")
+    if slot is not None and slot.sieve is not None:
+        raise ValueError("this DDP module has a sieve already: sieve.detach() it first")
+    if slot is None and ddp._comm_hooks:
+        name = getattr(ddp._comm_hooks[0][0], "__qualname__", "another hook")
+        raise ValueError(f"this DDP module has a communication hook already ({name}), and DDP takes only one")
+
+
+def _check_module(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            raise ValueError(f"{name or 'the module'} gives sparse gradients: use nn.Embedding(sparse=False)")
+
+
+def _check_companions(options: Options, optimizer: object, scaler: object) -> None:
+    if options.feedback.kind == "update" and optimizer is None:
+        raise ValueError('feedback="update" follows the learning rate: it needs optimizer=...')
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise TypeError(f"scaler takes a torch.amp.GradScaler, not {type(scaler).__name__}")
+    if isinstance(options.feedback, Momentum) and options.feedback.clip is not None and options.scope != "global":
+        raise ValueError('clip bounds the norm of the whole gradient: over DDP\'s buckets it needs scope="global"')

@@ -1,0 +1,318 @@
+"""The ops in C for float32 memories on the CPU: one pass over gradient and memory; the rest goes to ``reference``.
+
+Scratch and last step's thresholds live in ``pending.cache``. L workers, n coordinates, S segments (see ``types``).
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import c_double, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradsieve.ops import reference
+from gradsieve.types import Pending, Segments, Sparse
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_PER_THREAD = 1 << 18  # coordinates that are worth a thread
+_LARGEST = (1 << 31) - 1
+
+
+def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+    """A struct of 8-byte fields: ``*name`` is a pointer, ``.name`` a double, any other an integer."""
+    types: dict[str, Any] = {"*": c_void_p, ".": c_double}
+    layout = [(field.lstrip("*."), types.get(field[0], c_int64)) for field in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": layout})
+
+
+_Step: Any = _structure(
+    "_Step",
+    "workers size segments threads measure grad_kind value_kind .decay .gain *grad grad_stride *memory memory_stride"
+    " *bounds *scratch scratch_bytes scratch_wanted *totals slots *counts counts_stride *offsets offsets_stride"
+    " *values values_stride *wanted wanted_stride *nonfinite nonfinite_stride *error *plan",
+)
+_Flush: Any = _structure(
+    "_Flush",
+    "workers size threads grad_kind out_kind .decay .gain *grad grad_stride *memory memory_stride *out out_stride"
+    " *nonfinite",
+)
+_Mean: Any = _structure("_Mean", "workers size threads kind out_kind .divisor *rows stride *out")
+_Meeting: Any = _structure(
+    "_Meeting",
+    "workers size slots threads value_kind out_kind .divisor *counts counts_stride *offsets offsets_stride"
+    " *values values_stride *out out_stride *starts",
+)
+
+
+def _load() -> ctypes.CDLL | None:
+    path = os.environ.get("GRADSIEVE_NATIVE") or Path(__file__).with_name("_native.so")
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, arguments in {
+            "threshold": [c_void_p, c_double],
+            "topk": [c_void_p, c_void_p, c_void_p],
+            "gaussiank": [c_void_p, c_void_p, c_void_p, c_void_p],
+            "sampledk": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
+            "take": [c_void_p, c_void_p],
+            "send": [c_void_p],
+            "draw": [c_void_p, c_void_p, c_void_p, c_void_p],
+            "mark": [c_void_p, c_void_p, c_int64, c_void_p],
+            "flush": [c_void_p],
+            "mean": [c_void_p],
+            "decode": [c_void_p],
+            "give_back": [c_void_p],
+            "clear": [c_void_p],
+            "vectors": [ctypes.c_int],
+        }.items():
+            getattr(library, f"gradsieve_{name}").argtypes = arguments
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+_library: Any = _load()
+
+
+def available() -> bool:
+    """Whether the compiled library is there."""
+    return _library is not None
+
+
+def vectors(wanted: bool = True) -> bool:
+    """Use the CPU's vector instructions, or the portable code; returns whether it has those we know."""
+    return bool(_library.gradsieve_vectors(int(wanted)))
+
+
+def threshold(pending: Pending, threshold: float) -> Sparse:
+    if not _fits(pending):
+        return reference.threshold(pending, threshold)
+    step = _step(pending, _whole(pending.grad_Ln.shape[1]))
+    return _send(pending, step, lambda at: _library.gradsieve_threshold(at, threshold))
+
+
+def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
+    if not _fits(pending):
+        return reference.topk(pending, k_S)
+    k, hints = _integers(k_S), _hints(pending, "topk")
+    step = _step(pending, pending.segments.tensor(k.device))
+    return _send(pending, step, lambda at: _library.gradsieve_topk(at, k.data_ptr(), hints.data_ptr()))
+
+
+def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
+    if not _fits(pending):
+        return reference.gaussiank(pending, k_S)
+    k, hints, quantiles = _integers(k_S), _hints(pending, "gaussiank"), _quantiles(k_S, pending.segments)
+    step = _step(pending, pending.segments.tensor(k.device))
+    pointers = k.data_ptr(), quantiles.data_ptr(), hints.data_ptr()
+    return _send(pending, step, lambda at: _library.gradsieve_gaussiank(at, *pointers))
+
+
+def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
+    if not _fits(pending):
+        return reference.sampledk(pending, k_S, stride, start)
+    k, hints = _integers(k_S), _hints(pending, "sampledk")
+    step = _step(pending, pending.segments.tensor(k.device))
+    pointers = k.data_ptr(), stride, start, hints.data_ptr()
+    return _send(pending, step, lambda at: _library.gradsieve_sampledk(at, *pointers))
+
+
+def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
+    if not _fits(pending):
+        return reference.randomk(pending, k_S, keys_LS)
+    k, keys_LS = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous()
+    marks = _marks(pending)
+    drawn = _step(pending, pending.segments.tensor(k.device))
+    _library.gradsieve_draw(ctypes.byref(drawn), k.data_ptr(), keys_LS.data_ptr(), marks.data_ptr())
+    return _take(pending, marks, sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True)))
+
+
+def take(pending: Pending, index_LK: Tensor) -> Sparse:
+    if not _fits(pending):
+        return reference.take(pending, index_LK)
+    marks, index_LK = _marks(pending), index_LK.contiguous()
+    step = _step(pending, _whole(pending.grad_Ln.shape[1]))
+    if not _library.gradsieve_mark(ctypes.byref(step), index_LK.data_ptr(), index_LK.shape[1], marks.data_ptr()):
+        raise IndexError(f"a coordinate to take is outside of 0..{step.size - 1}")
+    return _take(pending, marks, index_LK.shape[1])
+
+
+def flush(pending: Pending, out_Ln: Tensor) -> Tensor:
+    if not (_fits(pending) and out_Ln.dtype in _KINDS and _rows_contiguous(out_Ln)):
+        return reference.flush(pending, out_Ln)
+    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
+    workers, size = grad_Ln.shape
+    nonfinite_L = torch.empty(workers, dtype=torch.int32)
+    call = _Flush(
+        workers, size, _threads(grad_Ln.numel()), _KINDS[grad_Ln.dtype], _KINDS[out_Ln.dtype], pending.decay,
+        pending.gain, grad_Ln.data_ptr(), grad_Ln.stride(0), memory_Ln.data_ptr(), memory_Ln.stride(0),
+        out_Ln.data_ptr(), out_Ln.stride(0), nonfinite_L.data_ptr(),
+    )  # fmt: skip
+    _library.gradsieve_flush(ctypes.byref(call))
+    return nonfinite_L
+
+
+def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
+    if not (divisor > 0 and out_n.dtype in _KINDS and _rows_contiguous(out_n[None]) and _readable(sparse)):
+        return reference.decode(sparse, out_n, divisor)
+    _meet(_library.gradsieve_decode, sparse, out_n, 0, divisor)
+    return out_n
+
+
+def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
+    dense = rows_Wn.dtype in _KINDS and out_n.dtype in _KINDS and _rows_contiguous(rows_Wn)
+    if not (dense and _rows_contiguous(out_n[None]) and len(rows_Wn)):
+        return reference.mean(rows_Wn, out_n, divisor)
+    workers, size = rows_Wn.shape
+    call = _Mean(
+        workers, size, _threads(rows_Wn.numel()), _KINDS[rows_Wn.dtype], _KINDS[out_n.dtype], divisor,
+        rows_Wn.data_ptr(), rows_Wn.stride(0), out_n.data_ptr(),
+    )  # fmt: skip
+    _library.gradsieve_mean(ctypes.byref(call))
+    return out_n
+
+
+def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
+    if not (memory_Ln.dtype == torch.float32 and _rows_contiguous(memory_Ln) and _readable(sparse)):
+        return reference.give_back(memory_Ln, sparse)
+    _meet(_library.gradsieve_give_back, sparse, memory_Ln, memory_Ln.stride(0), 1.0)
+
+
+def clear(target_Ln: Tensor, sparse: Sparse) -> None:
+    if not (target_Ln.dtype == torch.float32 and _rows_contiguous(target_Ln) and _readable(sparse)):
+        return reference.clear(target_Ln, sparse)
+    _meet(_library.gradsieve_clear, sparse, target_Ln, target_Ln.stride(0), 1.0)
+
+
+def _rows_contiguous(rows: Tensor) -> bool:
+    return rows.is_cpu and (rows.stride(1) == 1 or rows.shape[1] <= 1)
+
+
+def _readable(sparse: Sparse) -> bool:
+    whole_rows = all(map(_rows_contiguous, (sparse.counts_LB, sparse.offsets_LK, sparse.values_LK)))
+    return whole_rows and sparse.values_LK.dtype in _KINDS
+
+
+def _fits(pending: Pending) -> bool:
+    """Whether the C code knows these dtypes and strides."""
+    grad_Ln, memory_Ln, into = pending.grad_Ln, pending.memory_Ln, pending.into
+    return (
+        memory_Ln.dtype == torch.float32
+        and grad_Ln.dtype in _KINDS
+        and pending.values in _KINDS
+        and _rows_contiguous(grad_Ln)
+        and _rows_contiguous(memory_Ln)
+        and grad_Ln.shape[1] <= _LARGEST
+        and (into is None or (_readable(into) and into.values_LK.dtype == pending.values))
+    )
+
+
+def _threads(coordinates: int) -> int:
+    return max(1, min(torch.get_num_threads(), coordinates // _PER_THREAD))
+
+
+@lru_cache(maxsize=256)
+def _integers(numbers: tuple[int, ...]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def _whole(size: int) -> Tensor:
+    """The bounds of one segment: for rules that do not look at segments."""
+    return _integers((0, size))
+
+
+@lru_cache(maxsize=256)
+def _quantiles(k_S: tuple[int, ...], segments: Segments) -> Tensor:
+    """``z`` of ``reference.gaussian_start``; unused where a segment is sent whole or not at all."""
+    partial = [0 < k < size for k, size in zip(k_S, segments.sizes, strict=True)]
+    tails = [k / size / 2 if p else 0.5 for k, size, p in zip(k_S, segments.sizes, partial, strict=True)]
+    return torch.tensor([NormalDist().inv_cdf(1 - tail) for tail in tails], dtype=torch.float64)
+
+
+def _cached(pending: Pending, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of the cache, made (zero) where it is missing or of another kind."""
+    tensor = pending.cache.get(name)
+    if tensor is None or tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+        tensor = pending.cache[name] = torch.zeros(shape, dtype=dtype)
+    return tensor
+
+
+def _hints(pending: Pending, rule: str) -> Tensor:
+    """For each worker and segment, last step's threshold and how far below it to sieve."""
+    shape = (pending.grad_Ln.shape[0], len(pending.segments.sizes), 2)
+    return _cached(pending, f"native.{rule}", shape, torch.float32)
+
+
+def _marks(pending: Pending) -> Tensor:
+    """A bit a coordinate."""
+    workers, size = pending.grad_Ln.shape
+    return _cached(pending, "native.marks", (workers, -(-size // 64)), torch.int64)
+
+
+def _step(pending: Pending, bounds: Tensor) -> Any:
+    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
+    workers, size = grad_Ln.shape
+    return _Step(
+        workers, size, len(bounds) - 1, _threads(workers * size), pending.measure, _KINDS[grad_Ln.dtype],
+        _KINDS[pending.values], pending.decay, pending.gain, grad_Ln.data_ptr(), grad_Ln.stride(0),
+        memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(),
+    )  # fmt: skip
+
+
+def _take(pending: Pending, marks: Tensor, count: int) -> Sparse:
+    workers, size = pending.grad_Ln.shape
+    made = pending.into is None
+    into = reference.empty(workers, size, count, pending.values, marks.device) if made else pending.into
+    step = _step(pending, _whole(size))
+    return _send(pending, step, lambda at: _library.gradsieve_take(at, marks.data_ptr()), into)
+
+
+def _send(pending: Pending, step: Any, choose: Callable[[Any], None], into: Sparse | None = None) -> Sparse:
+    """Choose, make slots where there are none, and send."""
+    workers, size = pending.grad_Ln.shape
+    into = into or pending.into
+    scratch = pending.cache.get("native.scratch")
+    if scratch is not None and scratch.dtype == torch.int64 and scratch.is_contiguous():
+        step.scratch, step.scratch_bytes = scratch.data_ptr(), scratch.numel() * 8
+    totals_L = torch.empty(workers, dtype=torch.int64)
+    step.totals, step.slots = totals_L.data_ptr(), -1
+    if into is not None:
+        _point(step, into)
+    choose(ctypes.byref(step))
+    if into is None:
+        into = reference.empty(workers, size, max(totals_L.tolist(), default=0), pending.values, totals_L.device)
+        _point(step, into)
+    error_L = torch.empty(workers, dtype=torch.float64) if pending.measure else None
+    step.error = error_L.data_ptr() if error_L is not None else None
+    _library.gradsieve_send(ctypes.byref(step))
+    if step.scratch_wanted > step.scratch_bytes:
+        pending.cache["native.scratch"] = torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64)
+    if error_L is None:
+        return into
+    return Sparse(
+        size, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L, error_L
+    )
+
+
+def _point(step: Any, into: Sparse) -> None:
+    step.slots = into.slots
+    step.counts, step.counts_stride = into.counts_LB.data_ptr(), into.counts_LB.stride(0)
+    step.offsets, step.offsets_stride = into.offsets_LK.data_ptr(), into.offsets_LK.stride(0)
+    step.values, step.values_stride = into.values_LK.data_ptr(), into.values_LK.stride(0)
+    step.wanted, step.wanted_stride = into.wanted_L.data_ptr(), into.wanted_L.stride(0)
+    step.nonfinite, step.nonfinite_stride = into.nonfinite_L.data_ptr(), into.nonfinite_L.stride(0)
+
+
+def _meet(op: Any, sparse: Sparse, dense: Tensor, stride: int, divisor: float) -> None:
+    counts_LB, offsets_LK, values_LK = sparse.counts_LB, sparse.offsets_LK, sparse.values_LK
+    call = _Meeting(
+        counts_LB.shape[0], sparse.size, sparse.slots, _threads(sparse.size), _KINDS[values_LK.dtype],
+        _KINDS[dense.dtype], divisor, counts_LB.data_ptr(), counts_LB.stride(0), offsets_LK.data_ptr(),
+        offsets_LK.stride(0), values_LK.data_ptr(), values_LK.stride(0), dense.data_ptr(), stride,
+    )  # fmt: skip
+    if not op(ctypes.byref(call)):
+        raise IndexError("the counts or offsets of a Sparse point outside of its slots or its coordinates")

@@ -1,0 +1,177 @@
+/* The ops that go back to dense: flush, decode, mean, give_back and clear. See reference.py for their meaning. */
+#include "native.h"
+
+#define TILE 2048u
+
+static const char *row_at(const void *base, int64_t kind, int64_t stride, size_t row) {
+    return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
+}
+
+typedef struct {
+    int64_t workers, size, threads, grad_kind, out_kind;
+    double decay, gain;
+    const void *grad;
+    int64_t grad_stride;
+    float *memory;
+    int64_t memory_stride;
+    void *out;
+    int64_t out_stride;
+    int32_t *nonfinite; /* [workers] */
+} Flush;
+
+static void flush_block(void *context, size_t item) {
+    const Flush *flush = context;
+    size_t blocks = ((size_t)flush->size + BLOCK - 1) / BLOCK, row = item / blocks, start = item % blocks * BLOCK;
+    size_t count = smaller(BLOCK, (size_t)flush->size - start);
+    const char *grad = row_at(flush->grad, flush->grad_kind, flush->grad_stride, row);
+    char *out = (char *)row_at(flush->out, flush->out_kind, flush->out_stride, row);
+    float *memory = flush->memory + (int64_t)row * flush->memory_stride;
+    float decay = (float)flush->decay, gain = (float)flush->gain;
+    int32_t nonfinite = 0;
+    for (size_t i = start; i < start + count; i++) {
+        float p = memory[i] * decay + load((int)flush->grad_kind, grad, i) * gain;
+        int finite = fabsf(p) <= FLT_MAX;
+        store((int)flush->out_kind, out, i, p);
+        memory[i] = finite ? 0.0f : memory[i];
+        nonfinite += !finite;
+    }
+    __atomic_fetch_add(&flush->nonfinite[row], nonfinite, __ATOMIC_RELAXED);
+}
+
+void gradsieve_flush(Flush *flush) {
+    size_t blocks = ((size_t)flush->size + BLOCK - 1) / BLOCK;
+    memset(flush->nonfinite, 0, (size_t)flush->workers * sizeof *flush->nonfinite);
+    for_each((size_t)flush->workers * blocks, (size_t)flush->threads, flush_block, flush);
+}
+
+typedef struct {
+    int64_t workers, size, threads, kind, out_kind;
+    double divisor;
+    const void *rows;
+    int64_t stride;
+    void *out;
+} Mean;
+
+static void mean_block(void *context, size_t block) {
+    const Mean *mean = context;
+    size_t stop = smaller((block + 1) * BLOCK, (size_t)mean->size);
+    float divisor = (float)mean->divisor, total[TILE];
+    for (size_t start = block * BLOCK; start < stop; start += TILE) {
+        size_t count = smaller(TILE, stop - start);
+        for (size_t row = 0; row < (size_t)mean->workers; row++) {
+            const char *from = row_at(mean->rows, mean->kind, mean->stride, row);
+            if (row == 0)
+                for (size_t i = 0; i < count; i++) total[i] = load((int)mean->kind, from, start + i);
+            else
+                for (size_t i = 0; i < count; i++) total[i] += load((int)mean->kind, from, start + i);
+        }
+        for (size_t i = 0; i < count; i++) store((int)mean->out_kind, mean->out, start + i, total[i] / divisor);
+    }
+}
+
+void gradsieve_mean(Mean *mean) {
+    for_each(((size_t)mean->size + BLOCK - 1) / BLOCK, (size_t)mean->threads, mean_block, mean);
+}
+
+/* A Sparse and the dense tensor it meets. */
+typedef struct {
+    int64_t workers, size, slots, threads, value_kind, out_kind;
+    double divisor;
+    const int32_t *counts;
+    int64_t counts_stride;
+    const uint16_t *offsets;
+    int64_t offsets_stride;
+    const void *values;
+    int64_t values_stride;
+    void *out; /* decode: one row; give_back and clear: one a worker */
+    int64_t out_stride;
+    size_t *starts; /* the first slot of each block, [workers][blocks] */
+} Meeting;
+
+static size_t blocks_of(const Meeting *meeting) { return ((size_t)meeting->size + BLOCK - 1) / BLOCK; }
+
+/* Finds where blocks start. Returns whether every element has a slot and a coordinate. */
+static int find_starts(Meeting *meeting) {
+    size_t blocks = blocks_of(meeting), tail = (size_t)meeting->size % BLOCK;
+    for (size_t row = 0; row < (size_t)meeting->workers; row++) {
+        const int32_t *counts = meeting->counts + (int64_t)row * meeting->counts_stride;
+        const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+        size_t start = 0;
+        for (size_t block = 0; block < blocks; block++) {
+            if (counts[block] < 0) return 0;
+            meeting->starts[row * blocks + block] = start;
+            start += (size_t)counts[block];
+        }
+        if (start > (size_t)meeting->slots) return 0;
+        for (size_t i = tail ? start - (size_t)counts[blocks - 1] : start; i < start; i++)
+            if (offsets[i] >= tail) return 0;
+    }
+    return 1;
+}
+
+static void add_block(const Meeting *meeting, size_t block, float *total, uint64_t *touched) {
+    for (size_t row = 0; row < (size_t)meeting->workers; row++) {
+        size_t start = meeting->starts[row * blocks_of(meeting) + block];
+        size_t stop = start + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
+        const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+        const char *values = row_at(meeting->values, meeting->value_kind, meeting->values_stride, row);
+        for (size_t i = start; i < stop; i++) {
+            total[offsets[i]] += load((int)meeting->value_kind, values, i);
+            touched[offsets[i] / 64] |= (uint64_t)1 << offsets[i] % 64;
+        }
+    }
+}
+
+static void decode_block(void *context, size_t block) {
+    const Meeting *meeting = context;
+    size_t start = block * BLOCK, count = smaller(BLOCK, (size_t)meeting->size - start);
+    uint64_t touched[BLOCK / 64] = {0};
+    int narrow = meeting->out_kind != F32;
+    float *total = narrow ? need(malloc(BLOCK * sizeof *total)) : (float *)meeting->out + start;
+    float divisor = (float)meeting->divisor;
+    memset(total, 0, count * sizeof *total);
+    add_block(meeting, block, total, touched);
+    for (size_t word = 0; word < BLOCK / 64; word++) /* dividing all of it would take longer than all the rest */
+        for (uint64_t bits = touched[word]; bits; bits &= bits - 1)
+            total[word * 64 + (size_t)__builtin_ctzll(bits)] /= divisor;
+    if (!narrow) return;
+    for (size_t i = 0; i < count; i++) store((int)meeting->out_kind, meeting->out, start + i, total[i]);
+    free(total);
+}
+
+static int meet(Meeting *meeting, size_t items, void (*work)(void *, size_t)) {
+    meeting->starts = need(malloc(((size_t)meeting->workers * blocks_of(meeting) + 1) * sizeof *meeting->starts));
+    int valid = find_starts(meeting);
+    if (valid) for_each(items, (size_t)meeting->threads, work, meeting);
+    free(meeting->starts);
+    return valid;
+}
+
+int gradsieve_decode(Meeting *meeting) { return meet(meeting, blocks_of(meeting), decode_block); }
+
+static void give_back_block(void *context, size_t item) {
+    const Meeting *meeting = context;
+    size_t blocks = blocks_of(meeting), row = item / blocks, block = item % blocks, i = meeting->starts[item];
+    size_t stop = i + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
+    const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+    const char *values = row_at(meeting->values, meeting->value_kind, meeting->values_stride, row);
+    float *memory = (float *)meeting->out + (int64_t)row * meeting->out_stride + block * BLOCK;
+    for (; i < stop; i++) memory[offsets[i]] += load((int)meeting->value_kind, values, i);
+}
+
+int gradsieve_give_back(Meeting *meeting) {
+    return meet(meeting, (size_t)meeting->workers * blocks_of(meeting), give_back_block);
+}
+
+static void clear_block(void *context, size_t item) {
+    const Meeting *meeting = context;
+    size_t blocks = blocks_of(meeting), row = item / blocks, block = item % blocks, i = meeting->starts[item];
+    size_t stop = i + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
+    const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+    float *target = (float *)meeting->out + (int64_t)row * meeting->out_stride + block * BLOCK;
+    for (; i < stop; i++) target[offsets[i]] = 0.0f;
+}
+
+int gradsieve_clear(Meeting *meeting) {
+    return meet(meeting, (size_t)meeting->workers * blocks_of(meeting), clear_block);
+}

@@ -1,0 +1,295 @@
+"""The ops on CUDA: one pass over the gradient and the memory, then kernels over the few candidates.
+
+Same names and meaning as ``reference``, same result, in the same (index) order. Given ``into`` nothing waits
+for the device. L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradsieve.ops import reference
+from gradsieve.ops import triton_kernels as kernels
+from gradsieve.ops import triton_select as finding
+from gradsieve.ops.rng import ROUNDS
+from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, Work, cdiv, steps, stride
+from gradsieve.types import BLOCK, Pending, Segments, Sparse
+
+WIDTH = 1024
+
+
+def available() -> bool:
+    return torch.cuda.is_available()
+
+
+def threshold(pending: Pending, threshold: float) -> Sparse:
+    """Keep ``abs(p) >= threshold``; a NaN is kept too, so that it is seen."""
+    if not fits(pending):
+        return reference.threshold(pending, threshold)
+    if torch.compiler.is_compiling() and pending.into is not None and not pending.measure:
+        into = pending.into
+        torch.ops.gradsieve.threshold(
+            pending.grad_Ln, pending.memory_Ln, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L,
+            into.nonfinite_L, threshold, pending.decay, pending.gain,
+        )  # fmt: skip
+        return into
+    floor = floor_of(threshold)
+    slots = pending.into.slots if pending.into is not None else pending.grad_Ln.shape[1] // 256
+    work = Work.of(pending, 2 * slots)
+    work.sieve(floor=floor)
+    return measured(pending, work.send(work.flags("overflow"), floor=floor))
+
+
+def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
+    """Keep the ``k_S[s]`` largest ``abs(p)`` of each segment; of equals, the lowest index.
+
+    Candidates exceed a floor a little under the last step's limit; where they are too few or too many a sample
+    gives a better floor and they are gathered again; where that fails too the memory itself is searched.
+    """
+    if not fits(pending):
+        return reference.topk(pending, k_S)
+    plan = Plan.of(pending, k_S)
+    floors_LS, gaps_LS = remembered(pending, "topk")
+    work = Work.of(pending, 4 * plan.total, plan.small)
+    work.sieve(floors_LS=floors_LS)
+    overflow_L, again_L = work.flags("overflow"), work.flags("overflow_again")
+    dense_L, retry_L, none_L = work.flags("dense"), work.flags("retry"), work.flags("none")
+    work.tally(0, work.choice, none_L)
+    work.narrow(0, work.choice, plan.k_S, overflow_L, failed=retry_L)
+
+    sample = work.sample(plan.sampling, plan.sampling.firsts_S, gate=retry_L)
+    estimate = work.new_choice()
+    for level in (0, 1):
+        work.tally(level, estimate, none_L, gate=retry_L, sample=sample)
+        work.narrow(level, estimate, plan.ranks_S, none_L, finding.ESTIMATE, gate=retry_L, floors_LS=floors_LS)
+    work.resieve(retry_L)
+    work.tally(0, work.choice, none_L, gate=retry_L)
+    work.narrow(0, work.choice, plan.k_S, again_L, gate=retry_L, failed=dense_L)
+    work.tally(0, work.choice, dense_L, gate=dense_L)
+    work.narrow(0, work.choice, plan.k_S, none_L, gate=dense_L)
+    work.descend(plan.k_S, dense_L)
+    finding.steer[(len(k_S), work.workers)](
+        floors_LS, gaps_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S, overflow_L, len(k_S),
+        SMALL=SMALL, num_warps=1,
+    )  # fmt: skip
+    return measured(pending, work.send(dense_L))
+
+
+def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
+    """Keep ``abs(p) > t`` with t the Gaussian quantile of each segment, refined to within [2/3, 4/3] of k."""
+    if not fits(pending):
+        return reference.gaussiank(pending, k_S)
+    plan = Plan.of(pending, k_S)
+    floors_LS, _ = remembered(pending, "gaussiank")
+    work = Work.of(pending, 4 * plan.total)
+    work.sieve(floors_LS=floors_LS, moments=work.moments)
+    bands = plan.bands(2 / 3, 4 / 3)
+    finding.gaussian_start[(len(k_S), work.workers)](
+        work.moments, bands, plan.k_S, work.bounds_S, *work.trial(0, floors_LS), len(k_S), num_warps=1, **PRECISE
+    )
+    return measured(pending, work.send(work.refine(plan.k_S, bands, floors_LS)))
+
+
+def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
+    """Keep ``abs(p) > t`` with t the quantile of a strided sample, adapted to at least 0.8 k; the exact
+    top k of the survivors where they are more than 1.3 k."""
+    if not fits(pending):
+        return reference.sampledk(pending, k_S, stride, start)
+    plan = Plan.of(pending, k_S)
+    floors_LS, _ = remembered(pending, "sampledk")
+    work = Work.of(pending, 4 * plan.total)
+    work.sieve(floors_LS=floors_LS)
+    firsts_S = torch.remainder(start, plan.sizes_S.clamp(1, stride))
+    taken_S = (plan.sizes_S - firsts_S + stride - 1) // stride
+    ranks_S = (taken_S * plan.k_S / plan.sizes_S.double()).int().clamp(min=1)
+    none_L, exact_L = work.flags("none"), work.flags("exact")
+    sample = work.sample(Sampling.every(pending.segments, stride, work.device), firsts_S)
+    rank = work.new_choice()
+    for level in range(3):
+        work.tally(level, rank, none_L, sample=sample)
+        work.narrow(level, rank, ranks_S, none_L, finding.RANK)
+    bands = plan.bands(0.8, 1.3)
+    finding.sample_start[(len(k_S), work.workers)](
+        rank.limits_LS, plan.k_S, work.bounds_S, *work.trial(0, floors_LS), len(k_S), num_warps=1, **PRECISE
+    )
+    dense_L = work.refine(plan.k_S, bands, floors_LS)
+    work.above(4)
+    finding.overshoot[(len(k_S), work.workers)](
+        work.ints("found"), bands, plan.k_S, work.choice.closed_LS, exact_L, len(k_S), num_warps=1
+    )
+    work.tally(0, work.choice, dense_L, gate=exact_L)
+    work.narrow(0, work.choice, plan.k_S, none_L, gate=exact_L)
+    work.descend(plan.k_S, dense_L)
+    return measured(pending, work.send(dense_L))
+
+
+def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
+    """Keep k uniformly drawn distinct coordinates of each segment, by ``keys_LS[worker, segment]``."""
+    if not fits(pending):
+        return reference.randomk(pending, k_S, keys_LS)
+    plan = Plan.of(pending, k_S)
+    keys_LS = keys_LS.to(pending.grad_Ln.device, torch.int64, non_blocking=True).contiguous()
+    index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=pending.grad_Ln.device)
+    if plan.total:
+        kernels.draw[(cdiv(plan.total, 256), len(keys_LS))](
+            index_LK, keys_LS, plan.firsts_S, plan.bounds_S, plan.half_S, plan.total,
+            len(k_S), STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
+        )  # fmt: skip
+    return take(pending, index_LK)
+
+
+def take(pending: Pending, index_LK: Tensor) -> Sparse:
+    """Keep the given distinct coordinates (any order, the same number for every worker)."""
+    if not fits(pending):
+        return reference.take(pending, index_LK.long())
+    work = Work.of(pending, 0)
+    kept = index_LK.shape[1]
+    into = pending.into
+    if into is None:
+        into = reference.empty(work.workers, work.n, kept, pending.values, work.device)
+    sorted_LK = index_LK.to(torch.int32).sort(1).values
+    work.sieve(floor=NOTHING)
+    kernels.place_counts[(cdiv(work.blocks, 128), work.workers)](
+        sorted_LK, kept, into.counts_LB, into.counts_LB.stride(0), into.slots, work.blocks, STEPS=kept.bit_length()
+    )
+    kernels.place[(max(cdiv(kept, 256), 1), work.workers)](
+        *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.flags("nonfinite"),
+        into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
+        into.offsets_LK.stride(0), into.values_LK.stride(0), into.slots,
+        LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
+    )  # fmt: skip
+    return measured(pending, into)
+
+
+def flush(pending: Pending, out_Ln: Tensor) -> Tensor:
+    """Everything is sent: ``out = p``, memory = 0 (where p is finite). Returns nonfinite_L."""
+    if not fits(pending):
+        return reference.flush(pending, out_Ln)
+    workers, n = pending.grad_Ln.shape
+    nonfinite_L = torch.zeros(workers, dtype=torch.int32, device=out_Ln.device)
+    kernels.flush[(cdiv(n, WIDTH), workers)](
+        pending.grad_Ln, pending.memory_Ln, out_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln),
+        stride(out_Ln), n, pending.decay, pending.gain, nonfinite_L, WIDTH=WIDTH, **PRECISE,
+    )  # fmt: skip
+    return nonfinite_L
+
+
+def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
+    """``out = (sum over workers in rank order of what each sent) / divisor``: bit-equal on every replica."""
+    if out_n.dtype == torch.float64 or sparse.values_LK.dtype == torch.float64 or not sparse.size:
+        return reference.decode(sparse, out_n, divisor)
+    if torch.compiler.is_compiling():
+        torch.ops.gradsieve.decode(
+            sparse.counts_LB, sparse.offsets_LK, sparse.values_LK, out_n, sparse.size, float(divisor)
+        )
+        return out_n
+    total_n = out_n if out_n.dtype == torch.float32 and out_n.is_contiguous() else out_n.new_empty(
+        sparse.size, dtype=torch.float32
+    )
+    workers, blocks = sparse.counts_LB.shape
+    quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
+    kernels.decode[(blocks,)](
+        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), total_n, quotients,
+        quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=256, num_warps=4,
+    )  # fmt: skip
+    return out_n if total_n is out_n else out_n.copy_(total_n)
+
+
+def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
+    """``out = (sum of the rows in rank order) / divisor``: the dense twin of ``decode``."""
+    if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
+        return reference.mean(rows_Wn, out_n, divisor)
+    workers, n = rows_Wn.shape
+    kernels.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
+    return out_n
+
+
+def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
+    """``memory += sent``: undo a sending."""
+    if memory_Ln.dtype != torch.float32:
+        return reference.give_back(memory_Ln, sparse)
+    touch(memory_Ln, sparse, add=True)
+
+
+def clear(target_Ln: Tensor, sparse: Sparse) -> None:
+    """``target = 0`` at the coordinates that were sent (momentum factor masking)."""
+    touch(target_Ln, sparse, add=False)
+
+
+def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
+    workers, blocks = sparse.counts_LB.shape
+    if blocks:
+        kernels.touch[(blocks, workers)](
+            target_Ln, stride(target_Ln), sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
+            *strides(sparse), sparse.size, ADD=add, WIDTH=256,
+        )  # fmt: skip
+
+
+def measured(pending: Pending, sparse: Sparse) -> Sparse:
+    """With the squared norm of the new memory, where it was asked for."""
+    if not pending.measure:
+        return sparse
+    return replace(sparse, error_L=squared_norm(pending.memory_Ln))
+
+
+def squared_norm(memory_Ln: Tensor) -> Tensor:
+    workers, n = memory_Ln.shape
+    parts = torch.empty(workers, 1024, dtype=torch.float64, device=memory_Ln.device)
+    kernels.squares[(1024, workers)](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
+    return parts.sum(1)
+
+
+def fits(pending: Pending) -> bool:
+    """Float32 memory, rows in one piece, something to do: else the reference does it."""
+    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
+    narrow = grad_Ln.dtype in (torch.float32, torch.bfloat16, torch.float16) and pending.values != torch.float64
+    whole = grad_Ln.stride(1) == 1 and memory_Ln.stride(1) == 1 and 0 < grad_Ln.shape[1] < 2**31 - BLOCK
+    return narrow and whole and memory_Ln.dtype == torch.float32
+
+
+def floor_of(threshold: float) -> int:
+    """The bits that a magnitude's exceed where it is not less than the threshold."""
+    if not threshold > 0:
+        return -1
+    return int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32)) - 1
+
+
+def remembered(pending: Pending, rule: str) -> tuple[Tensor, Tensor]:
+    """The rule's floors of the last step and its gaps, a worker and a segment; at first no floor is known."""
+    shape = (pending.grad_Ln.shape[0], len(pending.segments.keys))
+    floors_LS = pending.cache.get(f"{rule}.floors")
+    if floors_LS is None or floors_LS.shape != shape or floors_LS.device != pending.grad_Ln.device:
+        pending.cache[f"{rule}.floors"] = torch.full(shape, NOTHING, dtype=torch.int32, device=pending.grad_Ln.device)
+        pending.cache[f"{rule}.gaps"] = torch.full(shape, 0.06, device=pending.grad_Ln.device)
+    return pending.cache[f"{rule}.floors"], pending.cache[f"{rule}.gaps"]
+
+
+def ends(sparse: Sparse) -> Tensor:
+    return sparse.counts_LB.cumsum(1, dtype=torch.int32)
+
+
+def strides(sparse: Sparse) -> tuple[int, int, int]:
+    return sparse.counts_LB.stride(0), sparse.offsets_LK.stride(0), sparse.values_LK.stride(0)
+
+
+def _threshold(
+    grad_Ln: Tensor, memory_Ln: Tensor, counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, wanted_L: Tensor,
+    nonfinite_L: Tensor, limit: float, decay: float, gain: float,
+) -> None:  # fmt: skip
+    size = grad_Ln.shape[1]
+    into = Sparse(size, counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L)
+    segments = Segments((0, size), (0,))
+    threshold(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), limit)
+
+
+def _decode(
+    counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, out_n: Tensor, size: int, divisor: float
+) -> None:
+    none_L = counts_LB.new_empty(0)
+    decode(Sparse(size, counts_LB, offsets_LK, values_LK, none_L, none_L), out_n, divisor)
+
+
+_sent = ("memory_Ln", "counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
+torch.library.custom_op("gradsieve::threshold", _threshold, mutates_args=_sent).register_fake(lambda *_: None)
+torch.library.custom_op("gradsieve::decode", _decode, mutates_args=("out_n",)).register_fake(lambda *_: None)

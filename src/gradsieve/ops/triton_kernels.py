@@ -1,0 +1,536 @@
+"""The kernels that touch every coordinate: sieve, count, pack, and the dense and the decoding ones.
+
+A tile is 512 coordinates and one program's work; a block is 128 tiles. The sieve leaves ``p`` in the memory
+and appends the tile's candidates (offset in the tile, p) to one of ``lists`` lists, tile modulo lists, so that
+a gradient whose large values sit together fills all lists alike; ``words[tile]`` says where and how many.
+Where a list was full the row is *dense*: later kernels read its memory instead. A magnitude is compared by its
+bits (``key``): the order of non-negative floats, with infinity and NaN on top.
+"""
+
+import triton
+import triton.language as tl
+
+TILE: tl.constexpr = tl.constexpr(512)
+TILES: tl.constexpr = tl.constexpr(128)  # in a block
+CHUNK: tl.constexpr = tl.constexpr(2048)  # coordinates of a dense row read at a time
+SUPERS: tl.constexpr = tl.constexpr(256)  # groups of 128 blocks: enough for 2**31 coordinates
+SPREAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector to itself
+REPLICAS: tl.constexpr = tl.constexpr(32)  # of the sums for the moments, against contention
+INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
+NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
+
+
+@triton.jit
+def key_of(p):
+    return p.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def segment_of(bounds, index, segments, STEPS: tl.constexpr):
+    low = index * 0
+    high = low + segments - 1
+    for _ in tl.static_range(STEPS):
+        middle = (low + high + 1) // 2
+        right = tl.load(bounds + middle) <= index
+        low = tl.where(right, middle, low)
+        high = tl.where(right, high, middle - 1)
+    return low
+
+
+@triton.jit
+def reload(memory, grad, index, inside, decay, gain, nonfinite):
+    """p from a memory that already holds it, except where p is not finite."""
+    p = tl.load(memory + index, mask=inside, other=0.0)
+    if nonfinite > 0:
+        again = p * decay + tl.load(grad + index, mask=inside, other=0.0).to(tl.float32) * gain
+        p = tl.where(key_of(again) < INFINITE, p, again)
+    return p
+
+
+@triton.jit
+def collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles):
+    """Append the kept of one [4, 32, 4] tile to its list, in index order."""
+    group = tl.arange(0, 4)[:, None, None]
+    lane = tl.arange(0, 32)
+    bit = (1 << (group * 4 + tl.arange(0, 4)[None, None, :])) + tl.zeros([4, 32, 4], tl.int32)
+    mine = tl.sum(tl.sum(tl.where(keep, bit, 0), 2), 0)  # 16 bits a lane: 4 groups of 4 neighbours
+    word = 0
+    if tl.max(mine) != 0:
+        pairs = mine - ((mine >> 1) & 0x5555)
+        kept = ((pairs & 0x3333) + ((pairs >> 2) & 0x3333)).to(tl.int64)  # how many a group, in 4 bits
+        kept = (kept & 0xF) | ((kept & 0xF0) << 12) | ((kept & 0xF00) << 24) | ((kept & 0xF000) << 36)
+        total = tl.sum(kept)
+        ahead = (total << 16) * 0x0001000100010001  # of the groups before, in 16 bits each
+        count = ((ahead + total) >> 48).to(tl.int32)
+        place = tl.cumsum(kept) - kept + ahead
+        line = row * lists + tile % lists
+        start = tl.atomic_add(heads + line * SPREAD, count, sem="relaxed")
+        if start + count <= cap:
+            word = start * 1024 + count
+            base = line.to(tl.int64) * cap + start
+            raw = p.to(tl.int32, bitcast=True)
+            most = tl.max((kept + (kept >> 16) + (kept >> 32) + (kept >> 48)) & 0xFFFF).to(tl.int32)
+            left = mine
+            for _ in range(most):
+                low = left & -left
+                at = tl.maximum((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, 0)
+                of = at >> 2
+                before = (mine & (low - 1)) >> (of * 4)
+                rank = ((place >> (of * 16).to(tl.int64)) & 0xFFFF) + before - (before >> 1) - (before >> 2)
+                value = tl.sum(tl.sum(tl.where(bit == low[None, :, None], raw, 0), 2), 0)
+                hit = low != 0
+                tl.store(list_p + base + rank, value.to(tl.float32, bitcast=True), mask=hit)
+                tl.store(list_offset + base + rank, (of * 128 + lane * 4 + (at & 3)).to(tl.int16), mask=hit)
+                left = left & (left - 1)
+        else:
+            tl.store(overflow + row, 1)
+    tl.store(words + row * tiles + tile, word)
+
+
+@triton.jit
+def tile_floors(floors, bounds, index, first, last, row, segments):
+    """The key that a candidate exceeds, coordinate by coordinate, of a tile that segments first to last share."""
+    floor = tl.zeros_like(index) + tl.load(floors + row * segments + first)
+    for s in range(first + 1, last + 1):
+        floor = tl.where(index >= tl.load(bounds + s), tl.load(floors + row * segments + s), floor)
+    return floor
+
+
+@triton.jit
+def tile_index(tile):
+    group = tl.arange(0, 4)[:, None, None]
+    return tile * TILE + group * 128 + tl.arange(0, 32)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+
+
+@triton.jit(do_not_specialize=["floor", "cap"])
+def sieve(
+    grad, memory, grad_stride, memory_stride, n, decay, gain, floor,
+    bounds, floors, heads, words, list_p, list_offset, overflow, nonfinite, moments,
+    segments, lists, cap, tiles,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr,
+):  # fmt: skip
+    """memory = p, and the candidates (key > floor) to the lists: the one pass over everything."""
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    grad += row.to(tl.int64) * grad_stride
+    memory += row.to(tl.int64) * memory_stride
+    index = tile_index(tile)
+    inside = index < n
+    whole = tile * TILE + TILE <= n  # without a mask loads are 16 bytes wide whatever n is
+    if whole:
+        m = tl.load(memory + index)
+        g = tl.load(grad + index).to(tl.float32)
+    else:
+        m = tl.load(memory + index, mask=inside, other=0.0)
+        g = tl.load(grad + index, mask=inside, other=0.0).to(tl.float32)
+    p = m * decay + g * gain
+    key = key_of(p)
+    if SEGMENTED:
+        end = tl.minimum(tile * TILE + TILE, n)
+        first = segment_of(bounds, tile * TILE, segments, STEPS)
+        last = segment_of(bounds, end - 1, segments, STEPS)
+        keep = (key > tile_floors(floors, bounds, index, first, last, row, segments)) & inside
+        if MOMENTS:
+            wide = p.to(tl.float64)
+            for s in range(first, last + 1):
+                part = tl.where((index >= tl.load(bounds + s)) & (index < tl.load(bounds + s + 1)), wide, 0.0)
+                sums = moments + ((row * segments + s) * REPLICAS + tile % REPLICAS) * 2
+                tl.atomic_add(sums, tl.sum(part), sem="relaxed")
+                tl.atomic_add(sums + 1, tl.sum(part * part), sem="relaxed")
+    else:
+        keep = (key > floor) & inside
+    finite = key < INFINITE
+    bad = tl.sum((finite ^ True).to(tl.int32))
+    if bad > 0:
+        tl.atomic_add(nonfinite + row, bad, sem="relaxed")
+    left = tl.where(finite, p, m)
+    if whole:
+        tl.store(memory + index, left)
+    else:
+        tl.store(memory + index, left, mask=inside)
+    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles)
+
+
+@triton.jit(do_not_specialize=["cap"])
+def resieve(
+    grad, memory, grad_stride, memory_stride, n, decay, gain,
+    bounds, floors, short, heads, heads_again, words, list_p, list_offset, overflow, overflow_again, nonfinite, gate,
+    segments, lists, cap, tiles,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """The candidates of the segments that had too few, from a memory that holds p; only for gated rows.
+
+    They go behind those that are in the lists; where a list was full they all start over.
+    """
+    row = tl.program_id(1)
+    if tl.load(gate + row) != 0:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        bad = tl.load(nonfinite + row)
+        if tl.load(overflow + row) != 0:
+            heads = heads_again
+        for s in range(segments):
+            if tl.load(short + row * segments + s) != 0:
+                begin = (tl.load(bounds + s) // TILE).to(tl.int32)
+                stop = ((tl.load(bounds + s + 1) + TILE - 1) // TILE).to(tl.int32)
+                for tile in range(begin + tl.program_id(0), stop, tl.num_programs(0)):
+                    index = tile_index(tile)
+                    inside = index < n
+                    p = reload(memory, grad, index, inside, decay, gain, bad)
+                    end = tl.minimum(tile * TILE + TILE, n)
+                    first = segment_of(bounds, tile * TILE, segments, STEPS)
+                    last = segment_of(bounds, end - 1, segments, STEPS)
+                    keep = (key_of(p) > tile_floors(floors, bounds, index, first, last, row, segments)) & inside
+                    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow_again, lists, cap, tiles)
+
+
+@triton.jit
+def chosen(
+    key, index, limit, bounds, limits, ages, row, segments, STEPS: tl.constexpr, SEGMENTED: tl.constexpr
+):  # fmt: skip
+    """Above the limit, or equal to it and old enough."""
+    if SEGMENTED:
+        s = segment_of(bounds, index, segments, STEPS)
+        at = row * segments + s
+        edge = tl.load(limits + at)
+        age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
+        return (key > edge) | ((key == edge) & (age >= tl.load(ages + at)))
+    else:
+        return key > limit
+
+
+@triton.jit
+def block_words(words, row, block, tiles):
+    """Where each tile of a block keeps its candidates: its number, its place in its list, how many."""
+    tile = block * TILES + tl.arange(0, TILES)
+    word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
+    return tile, word >> 10, word & 1023
+
+
+@triton.jit
+def entries(list_p, list_offset, row, tile, start, count, i, lists, cap):
+    """Candidates i to i + 3 of each tile: p, coordinate, and which there are."""
+    j = i + tl.arange(0, 4)[None, :]
+    there = j < count[:, None]
+    at = ((row * lists + tile % lists).to(tl.int64) * cap + start)[:, None] + j
+    p = tl.load(list_p + at, mask=there, other=0.0)
+    return p, tile[:, None] * TILE + tl.load(list_offset + at, mask=there, other=0).to(tl.int32), there
+
+
+@triton.jit(do_not_specialize=["limit", "cap"])
+def count(
+    grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
+    bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
+    segments, lists, cap, tiles, blocks,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+):  # fmt: skip
+    """How many are chosen in each block, and in each group of 128 blocks."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    found = 0
+    if tl.load(dense + row) != 0:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        bad = tl.load(nonfinite + row)
+        for i in range(0, TILES * TILE, CHUNK):
+            index = block * (TILES * TILE) + i + tl.arange(0, CHUNK)
+            inside = index < n
+            p = reload(memory, grad, index, inside, decay, gain, bad)
+            index = tl.where(inside, index, 0)
+            hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
+            found += tl.sum(hit.to(tl.int32))
+    else:
+        tile, start, size = block_words(words, row, block, tiles)
+        if SEGMENTED:
+            for i in range(0, tl.max(size), 4):
+                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+                index = tl.where(there, index, 0)
+                hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
+                found += tl.sum(hit.to(tl.int32))
+        else:
+            found = tl.sum(size)
+    tl.store(chosen_LB + row * blocks + block, found)
+    if found > 0:
+        tl.atomic_add(supers + row * SUPERS + block // TILES, found, sem="relaxed")
+
+
+@triton.jit
+def on_the_wire(p, kind: tl.constexpr, LIMIT: tl.constexpr):
+    """Saturate at the wire type's largest number; a NaN stays. Rounds to nearest, which the interpreter does not."""
+    p = tl.where(p > LIMIT, LIMIT, tl.where(p < -LIMIT, -LIMIT, p))
+    if kind == tl.bfloat16:
+        bits = p.to(tl.int32, bitcast=True)
+        near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        p = tl.where(p == p, near.to(tl.float32, bitcast=True), p)
+    return p.to(kind)
+
+
+@triton.jit
+def put(p, index, hit, slot, memory, offsets, values, slots, LIMIT: tl.constexpr):
+    """Send p from this slot, as far as there are slots, and leave the rounding in the memory."""
+    hit = hit & (slot < slots)
+    sent = on_the_wire(p, values.dtype.element_ty, LIMIT)
+    tl.store(values + slot, sent, mask=hit)
+    tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=hit)
+    tl.store(memory + index, p - sent.to(tl.float32), mask=hit & (key_of(p) < INFINITE))
+
+
+@triton.jit(do_not_specialize=["limit", "cap", "slots"])
+def pack(
+    grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
+    bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
+    counts, offsets, values, wanted, nonfinite_out, counts_stride, offsets_stride, values_stride, slots,
+    segments, lists, cap, tiles, blocks,
+    LIMIT: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+):  # fmt: skip
+    """The chosen of one block into their slots, in index order; the memory keeps what is not sent."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    group = tl.arange(0, SUPERS)
+    sums = tl.load(supers + row * SUPERS + group)
+    neighbour = tl.arange(0, TILES)
+    near = block // TILES * TILES + neighbour
+    before = tl.sum(tl.where(group < block // TILES, sums, 0))
+    before += tl.sum(tl.load(chosen_LB + row * blocks + near, mask=near < block, other=0))
+    mine = tl.load(chosen_LB + row * blocks + block)
+    bad = tl.load(nonfinite + row)
+    tl.store(counts + row * counts_stride + block, tl.minimum(before + mine, slots) - tl.minimum(before, slots))
+    if block == 0:
+        tl.store(wanted + row, tl.sum(sums))
+        tl.store(nonfinite_out + row, bad)
+    if (mine > 0) & (before < slots):
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        offsets += row.to(tl.int64) * offsets_stride
+        values += row.to(tl.int64) * values_stride
+        if tl.load(dense + row) != 0:
+            for i in range(0, TILES * TILE, CHUNK):
+                index = block * (TILES * TILE) + i + tl.arange(0, CHUNK)
+                inside = index < n
+                p = reload(memory, grad, index, inside, decay, gain, bad)
+                index = tl.where(inside, index, 0)
+                hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
+                one = hit.to(tl.int32)
+                put(p, index, hit, before + tl.cumsum(one) - one, memory, offsets, values, slots, LIMIT)
+                before += tl.sum(one)
+        else:
+            tile, start, size = block_words(words, row, block, tiles)
+            most = tl.max(size)
+            taken = size
+            if SEGMENTED:
+                taken = size * 0
+                for i in range(0, most, 4):
+                    p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+                    index = tl.where(there, index, 0)
+                    hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
+                    taken += tl.sum(hit.to(tl.int32), 1)
+            slot = before + tl.cumsum(taken) - taken
+            for i in range(0, most, 4):
+                p, index, hit = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+                if SEGMENTED:
+                    index = tl.where(hit, index, 0)
+                    hit &= chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED)
+                one = hit.to(tl.int32)
+                put(p, index, hit, slot[:, None] + tl.cumsum(one, 1) - one, memory, offsets, values, slots, LIMIT)
+                slot += tl.sum(one, 1)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def place(
+    grad, memory, grad_stride, memory_stride, decay, gain, index_LK, kept, nonfinite,
+    offsets, values, wanted, nonfinite_out, offsets_stride, values_stride, slots,
+    LIMIT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Send the given coordinates, sorted, from a memory that holds p."""
+    row = tl.program_id(1)
+    slot = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    hit = slot < kept
+    index = tl.load(index_LK + row.to(tl.int64) * kept + slot, mask=hit, other=0)
+    grad += row.to(tl.int64) * grad_stride
+    memory += row.to(tl.int64) * memory_stride
+    bad = tl.load(nonfinite + row)
+    p = reload(memory, grad, index, hit, decay, gain, bad)
+    offsets += row.to(tl.int64) * offsets_stride
+    values += row.to(tl.int64) * values_stride
+    put(p, index, hit, slot, memory, offsets, values, slots, LIMIT)
+    if tl.program_id(0) == 0:
+        tl.store(wanted + row, kept)
+        tl.store(nonfinite_out + row, bad)
+
+
+@triton.jit(do_not_specialize=["slots"])
+def place_counts(index_LK, kept, counts, counts_stride, slots, blocks, STEPS: tl.constexpr):
+    """How many of the sorted coordinates each block holds, as far as there are slots."""
+    row = tl.program_id(1)
+    block = tl.program_id(0) * 128 + tl.arange(0, 128)
+    index_LK += row.to(tl.int64) * kept
+    below = tl.zeros([128], tl.int32)
+    upto = tl.zeros([128], tl.int32)
+    for edge in tl.static_range(2):
+        low = tl.zeros([128], tl.int32)
+        high = low + kept
+        for _ in tl.static_range(STEPS):
+            middle = (low + high) // 2
+            more = low < high
+            less = more & (tl.load(index_LK + middle, mask=more, other=0) // 65536 < block + edge)
+            low = tl.where(less, middle + 1, low)
+            high = tl.where(more & (less ^ True), middle, high)
+        if edge == 0:
+            below = tl.minimum(low, slots)
+        else:
+            upto = tl.minimum(low, slots)
+    tl.store(counts + row * counts_stride + block, upto - below, mask=block < blocks)
+
+
+@triton.jit
+def draw(
+    index_LK, keys_LS, firsts, bounds, half, kept, segments, STEPS: tl.constexpr, ROUNDS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """``rng.permute`` of the first k slots of each segment."""
+    row = tl.program_id(1)
+    slot = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    there = slot < kept
+    s = segment_of(firsts, tl.where(there, slot, 0), segments, STEPS)
+    start = tl.load(bounds + s)
+    size = (tl.load(bounds + s + 1) - start).to(tl.uint32)
+    key = tl.load(keys_LS + row * segments + s).to(tl.uint32)
+    bits = tl.load(half + s).to(tl.uint32)
+    mask = (1 << bits) - 1
+    out = tl.where(there, slot - tl.load(firsts + s), 0).to(tl.uint32)
+    outside = there
+    while tl.max(outside.to(tl.int32)) != 0:
+        left = out >> bits
+        right = out & mask
+        for r in tl.static_range(ROUNDS):
+            x = right + key + ((r * 0x9E3779B9) & 0xFFFFFFFF)
+            x = (x ^ (x >> 16)) * 0x85EBCA6B
+            x = (x ^ (x >> 13)) * 0xC2B2AE35
+            x = left ^ ((x ^ (x >> 16)) & mask)
+            left = right
+            right = x
+        out = tl.where(outside, (left << bits) | right, out)
+        outside = there & (out >= size)
+    tl.store(index_LK + row.to(tl.int64) * kept + slot, (start + out.to(tl.int64)).to(tl.int32), mask=there)
+
+
+@triton.jit
+def flush(
+    grad, memory, out, grad_stride, memory_stride, out_stride, n, decay, gain, nonfinite, WIDTH: tl.constexpr
+):  # fmt: skip
+    """out = p, memory = 0 where p is finite."""
+    row = tl.program_id(1)
+    index = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = index < n
+    memory += row.to(tl.int64) * memory_stride
+    m = tl.load(memory + index, mask=inside, other=0.0)
+    g = tl.load(grad + row.to(tl.int64) * grad_stride + index, mask=inside, other=0.0)
+    p = m * decay + g.to(tl.float32) * gain
+    finite = key_of(p) < INFINITE
+    tl.store(out + row.to(tl.int64) * out_stride + index, p.to(out.dtype.element_ty), mask=inside)
+    tl.store(memory + index, tl.where(finite, 0.0, m), mask=inside)
+    bad = tl.sum((finite ^ True).to(tl.int32))
+    if bad > 0:
+        tl.atomic_add(nonfinite + row, bad, sem="relaxed")
+
+
+@triton.jit
+def mean(rows, out, stride, workers, n, divisor, WIDTH: tl.constexpr):
+    """out = (rows summed in rank order) / divisor."""
+    index = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = index < n
+    total = tl.load(rows + index, mask=inside, other=0.0).to(tl.float32)
+    for w in range(1, workers):
+        total += tl.load(rows + tl.cast(w, tl.int64) * stride + index, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + index, tl.div_rn(total, tl.zeros_like(total) + divisor).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def squares(memory, stride, n, parts, WIDTH: tl.constexpr):
+    """Partial squared norms of the rows, in float64."""
+    row = tl.program_id(1)
+    total = tl.zeros([WIDTH], tl.float64)
+    memory += row.to(tl.int64) * stride
+    for i in range(tl.program_id(0) * WIDTH, n, tl.num_programs(0) * WIDTH):
+        index = i + tl.arange(0, WIDTH)
+        m = tl.load(memory + index, mask=index < n, other=0.0).to(tl.float64)
+        total += m * m
+    tl.store(parts + row * tl.num_programs(0) + tl.program_id(0), tl.sum(total))
+
+
+@triton.jit
+def touch(
+    target, target_stride, counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, n,
+    ADD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """target += sent, or target = 0, at the coordinates that were sent."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    size = tl.load(counts + row * counts_stride + block)
+    start = tl.load(ends + row * tl.num_programs(0) + block) - size
+    target += row.to(tl.int64) * target_stride
+    for i in range(0, size, WIDTH):
+        j = i + tl.arange(0, WIDTH)
+        hit = j < size
+        slot = row.to(tl.int64) * offsets_stride + start + j
+        index = block * 65536 + (tl.load(offsets + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF)
+        hit &= index < n
+        if ADD:
+            slot = row.to(tl.int64) * values_stride + start + j
+            old = tl.load(target + index, mask=hit, other=0.0)
+            tl.store(target + index, old + tl.load(values + slot, mask=hit, other=0.0).to(tl.float32), mask=hit)
+        else:
+            tl.store(target + index, tl.zeros([WIDTH], target.dtype.element_ty), mask=hit)
+
+
+@triton.jit
+def decode(
+    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, out, quotients, quotients_stride,
+    workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One program owns one block and walks the workers in rank order, so the sum is the same everywhere.
+
+    Only what was sent is divided: all quotients are formed before the first is written, since workers that
+    sent the same coordinate share it.
+    """
+    block = tl.program_id(0)
+    blocks = tl.num_programs(0)
+    base = block.to(tl.int64) * 65536
+    room = n - base
+    out += base
+    for i in range(0, 65536, 4096):
+        index = i + tl.arange(0, 4096)
+        tl.store(out + index, tl.zeros([4096], tl.float32), mask=index < room)
+    tl.debug_barrier()
+    for w in range(workers):
+        size = tl.load(counts + w * counts_stride + block)
+        start = tl.load(ends + w * blocks + block) - size
+        for i in range(0, size, WIDTH):
+            slot = start + i + tl.arange(0, WIDTH)
+            hit = i + tl.arange(0, WIDTH) < size
+            at = tl.load(offsets + tl.cast(w, tl.int64) * offsets_stride + slot, mask=hit, other=0).to(tl.int32)
+            at = at & 0xFFFF
+            hit &= at < room
+            value = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=hit, other=0.0)
+            tl.store(out + at, tl.load(out + at, mask=hit, other=0.0) + value.to(tl.float32), mask=hit)
+        tl.debug_barrier()
+    if DIVIDE:
+        for writing in tl.static_range(2):
+            for w0 in range(0, workers, 8):
+                w = w0 + tl.arange(0, 8)
+                size = tl.load(counts + w * counts_stride + block, mask=w < workers, other=0)
+                start = tl.load(ends + w * blocks + block, mask=w < workers, other=0) - size
+                for i in range(0, tl.max(size), 128):
+                    j = i + tl.arange(0, 128)[None, :]
+                    hit = j < size[:, None]
+                    slot = start[:, None] + j
+                    row = w.to(tl.int64)[:, None]
+                    at = tl.load(offsets + row * offsets_stride + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF
+                    hit &= at < room
+                    quotient = quotients + row * quotients_stride + slot
+                    if writing == 0:
+                        total = tl.load(out + at, mask=hit, other=0.0)
+                        tl.store(quotient, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)
+                    else:
+                        tl.store(out + at, tl.load(quotient, mask=hit, other=0.0), mask=hit)
+            tl.debug_barrier()

@@ -1,0 +1,399 @@
+"""Kernels that find the limit of each segment: exactly k by a radix select, about k by counting and refining.
+
+They read the sieve's lists, or the memory of rows that are dense, and never wait for the host: a kernel whose
+gate is shut for a row leaves at once. A segment's choice is ``key > limit``, and of the keys equal to it those
+whose ``age`` (high for low coordinates) is at least ``ages``.
+"""
+
+import triton
+import triton.language as tl
+
+from gradsieve.ops.triton_kernels import (
+    CHUNK,
+    INFINITE,
+    NEWEST,
+    REPLICAS,
+    TILE,
+    TILES,
+    block_words,
+    entries,
+    key_of,
+    reload,
+    segment_of,
+)
+
+BINS: tl.constexpr = tl.constexpr(2048)
+NOTHING: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # as a limit, or as an age
+SELECT: tl.constexpr = tl.constexpr(0)  # exactly as many as are wanted
+ESTIMATE: tl.constexpr = tl.constexpr(1)  # a floor from a sample
+RANK: tl.constexpr = tl.constexpr(2)  # the value of the wanted rank
+
+
+@triton.jit
+def ballot(key, index, there, start, at, closed, prefix, limits, LEVEL: tl.constexpr):
+    """Which take part in this level's histogram, and in which bin. Levels 0 to 2 split keys, 3 to 5 ages."""
+    SHIFT: tl.constexpr = 20 - 10 * (LEVEL % 3)
+    hit = there & (tl.load(closed + at) == 0)
+    value = key
+    if LEVEL >= 3:
+        hit &= key == tl.load(limits + at)
+        value = NEWEST - (index - start.to(tl.int32))
+    if LEVEL % 3 != 0:
+        hit &= (value >> (SHIFT + 10)) == tl.load(prefix + at)
+        return hit, (value >> SHIFT) & 1023
+    else:
+        return hit, value >> SHIFT
+
+
+@triton.jit(do_not_specialize=["cap"])
+def tally(
+    grad, memory, grad_stride, memory_stride, n, decay, gain,
+    bounds, words, list_p, list_offset, dense, nonfinite, gate, closed, prefix, limits, histogram,
+    segments, lists, cap, tiles, blocks,
+    LEVEL: tl.constexpr, STEPS: tl.constexpr, GATED: tl.constexpr, SAMPLE: tl.constexpr,
+):  # fmt: skip
+    """One level's histogram of every segment that is not closed. SAMPLE: memory holds keys, -1 for none."""
+    row = tl.program_id(1)
+    run = True
+    if GATED:
+        run = tl.load(gate + row) != 0
+    if run:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        bad = tl.load(nonfinite + row)
+        everything = tl.load(dense + row) != 0
+        for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+            begin = block * (TILES * TILE)
+            stop = tl.minimum(begin + TILES * TILE, n)
+            first = segment_of(bounds, begin, segments, STEPS)
+            last = segment_of(bounds, stop - 1, segments, STEPS)
+            if everything:
+                for s in range(first, last + 1):
+                    start = tl.load(bounds + s)
+                    at = row * segments + s
+                    low = tl.maximum(start, begin).to(tl.int32)
+                    high = tl.minimum(tl.load(bounds + s + 1), stop).to(tl.int32)
+                    votes = tl.zeros([BINS], tl.int32)
+                    for i in range(low, high, CHUNK):
+                        index = i + tl.arange(0, CHUNK)
+                        inside = index < high
+                        if SAMPLE:
+                            key = tl.load(memory + index, mask=inside, other=-1)
+                            inside &= key >= 0
+                        else:
+                            key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
+                        hit, bin = ballot(key, index, inside, start, at, closed, prefix, limits, LEVEL)
+                        votes += tl.histogram(tl.where(hit, bin, 0), BINS, mask=hit)
+                    tl.atomic_add(histogram + at * BINS + tl.arange(0, BINS), votes, mask=votes > 0, sem="relaxed")
+            else:
+                if SAMPLE == 0:
+                    tile, place, size = block_words(words, row, block, tiles)
+                    most = tl.max(size)
+                    if first == last:
+                        start = tl.load(bounds + first)
+                        at = row * segments + first
+                        votes = tl.zeros([BINS], tl.int32)
+                        for i in range(0, most, 4):
+                            p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
+                            hit, bin = ballot(key_of(p), index, there, start, at, closed, prefix, limits, LEVEL)
+                            hit = tl.reshape(hit, [TILES * 4])
+                            votes += tl.histogram(tl.where(hit, tl.reshape(bin, [TILES * 4]), 0), BINS, mask=hit)
+                        tl.atomic_add(histogram + at * BINS + tl.arange(0, BINS), votes, mask=votes > 0, sem="relaxed")
+                    else:
+                        for i in range(0, most, 4):
+                            p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
+                            s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
+                            start = tl.load(bounds + s)
+                            at = row * segments + s
+                            hit, bin = ballot(key_of(p), index, there, start, at, closed, prefix, limits, LEVEL)
+                            tl.atomic_add(
+                                histogram + at * BINS + bin, tl.full([TILES, 4], 1, tl.int32), mask=hit, sem="relaxed"
+                            )
+
+
+@triton.jit
+def narrow(
+    histogram, wants, need, closed, prefix, limits, ages, seen, short, floors, floors_again,
+    overflow, gate, failed, onward, segments,
+    LEVEL: tl.constexpr, MODE: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Go into the bin that holds the wanted rank; close the segment where the whole bin is wanted."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    SHIFT: tl.constexpr = 20 - 10 * (LEVEL % 3)
+    run = tl.load(closed + at) == 0
+    if GATED:
+        run &= tl.load(gate + row) != 0
+    if run:
+        bin = tl.arange(0, BINS)
+        votes = tl.load(histogram + at * BINS + bin)
+        tl.store(histogram + at * BINS + bin, tl.zeros([BINS], tl.int32))
+        total = tl.sum(votes)
+        if LEVEL == 0:
+            wanted = tl.load(wants + s)
+        else:
+            wanted = tl.load(need + at)
+        fine = True
+        if LEVEL == 0:
+            if MODE == SELECT:
+                fine = (total >= wanted) & (tl.load(overflow + row) == 0)
+                if not GATED:
+                    tl.store(seen + at, total)
+                    tl.store(short + at, (fine ^ True).to(tl.int32))
+                if fine ^ True:
+                    tl.store(failed + row, 1)
+        if fine:
+            over = total - tl.cumsum(votes)
+            into = (over < wanted) & (over + votes >= wanted)
+            wanted -= tl.sum(tl.where(into, over, 0))
+            whole = tl.sum(tl.where(into, votes, 0)) == wanted
+            path = tl.sum(tl.where(into, bin, 0))
+            if LEVEL % 3 != 0:
+                path += tl.load(prefix + at) * 1024
+            edge = path << SHIFT
+            if MODE == SELECT:
+                if LEVEL == 0:
+                    whole |= wanted == 0
+                    edge = tl.where(wanted == 0, NOTHING, edge - 1)
+                elif LEVEL < 3:
+                    edge = tl.where(whole | (LEVEL < 2), edge - 1, edge)
+                if LEVEL < 3:
+                    tl.store(limits + at, edge)
+                    tl.store(ages + at, NOTHING)
+                else:
+                    tl.store(ages + at, edge)
+            elif MODE == ESTIMATE:
+                if LEVEL == 0:
+                    whole |= total <= wanted
+                    edge = tl.where(total <= wanted, 0, edge)
+                old = tl.load(floors + at)
+                tl.store(floors_again + at, tl.where(tl.load(short + at) != 0, edge - 1, old))
+            else:
+                whole = LEVEL == 2
+                tl.store(limits + at, edge)
+            tl.store(need + at, wanted)
+            tl.store(prefix + at, path)
+            if whole:
+                tl.store(closed + at, 1)
+            else:
+                tl.store(onward + row, 1)
+
+
+@triton.jit
+def lower(limit, factor):
+    """The floor for candidates down to this fraction of a limit."""
+    floor = (limit.to(tl.float32, bitcast=True) * factor).to(tl.int32, bitcast=True) - 1
+    return tl.where(limit < INFINITE, tl.where(limit < 0, -1, floor), limit)
+
+
+@triton.jit
+def steer(
+    floors, gaps, limits, seen, bounds, wants, overflow, segments, SMALL: tl.constexpr
+):  # fmt: skip
+    """Next step's floor: a gap under this step's limit that doubles when it was too small and else shrinks."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    k = tl.load(wants + s)
+    found = tl.load(seen + at)
+    floor = tl.load(floors + at)
+    gap = tl.load(gaps + at)
+    if tl.load(overflow + row) != 0:
+        gap *= 0.7
+    elif found < k:
+        if floor < INFINITE:
+            gap = gap * 2.0
+    elif found > 4 * k + 256:
+        gap *= 0.7
+    elif found > 2 * k + 128:
+        gap *= 0.95
+    gap = tl.minimum(tl.maximum(gap, 0.01), 0.6)
+    limit = tl.load(limits + at)
+    small = tl.load(bounds + s + 1) - tl.load(bounds + s) <= SMALL
+    tl.store(floors + at, tl.where(small, -1, lower(limit, 1.0 - gap)))
+    tl.store(gaps + at, gap)
+
+
+@triton.jit
+def sample(
+    grad, memory, grad_stride, memory_stride, decay, gain, bounds, sampled, firsts, strides, keys, nonfinite, gate,
+    samples, segments, STEPS: tl.constexpr, GATED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Keys of every stride-th coordinate of each segment, from a memory that holds p."""
+    row = tl.program_id(1)
+    run = True
+    if GATED:
+        run = tl.load(gate + row) != 0
+    if run:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        bad = tl.load(nonfinite + row)
+        for i in range(tl.program_id(0) * WIDTH, samples, tl.num_programs(0) * WIDTH):
+            at = i + tl.arange(0, WIDTH)
+            there = at < samples
+            s = segment_of(sampled, tl.where(there, at, 0), segments, STEPS)
+            index = tl.load(bounds + s) + tl.load(firsts + s) + (at - tl.load(sampled + s)) * tl.load(strides + s)
+            inside = there & (index < tl.load(bounds + s + 1))
+            key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
+            tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key, -1), mask=there)
+
+
+@triton.jit(do_not_specialize=["cap"])
+def above(
+    grad, memory, grad_stride, memory_stride, n, decay, gain,
+    bounds, words, list_p, list_offset, dense, nonfinite, gate, limits, found,
+    segments, lists, cap, tiles, blocks, STEPS: tl.constexpr,
+):  # fmt: skip
+    """How many keys of each segment exceed its limit."""
+    row = tl.program_id(1)
+    if tl.load(gate + row) != 0:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        bad = tl.load(nonfinite + row)
+        everything = tl.load(dense + row) != 0
+        for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+            begin = block * (TILES * TILE)
+            stop = tl.minimum(begin + TILES * TILE, n)
+            first = segment_of(bounds, begin, segments, STEPS)
+            last = segment_of(bounds, stop - 1, segments, STEPS)
+            for s in range(first, last + 1):
+                limit = tl.load(limits + row * segments + s)
+                low = tl.maximum(tl.load(bounds + s), begin).to(tl.int32)
+                high = tl.minimum(tl.load(bounds + s + 1), stop).to(tl.int32)
+                more = 0
+                if everything:
+                    for i in range(low, high, CHUNK):
+                        index = i + tl.arange(0, CHUNK)
+                        inside = index < high
+                        key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
+                        more += tl.sum(((key > limit) & inside).to(tl.int32))
+                else:
+                    tile, place, size = block_words(words, row, block, tiles)
+                    for i in range(0, tl.max(size), 4):
+                        p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
+                        hit = there & (key_of(p) > limit) & (index >= low) & (index < high)
+                        more += tl.sum(hit.to(tl.int32))
+                if more > 0:
+                    tl.atomic_add(found + row * segments + s, more, sem="relaxed")
+
+
+@triton.jit
+def propose(t, k, at, row, limits, ages, floors, overflow, dense, gate):
+    """Make t the limit (keys exceed it in float32), and say whether the lists hold all that exceed it."""
+    limit = t.to(tl.float32).to(tl.int32, bitcast=True)
+    limit = tl.where(t >= 0.0, limit, -1)  # a negative or a NaN keeps everything
+    limit = tl.where(k == 0, NOTHING, limit)
+    tl.store(limits + at, limit)
+    tl.store(ages + at, NOTHING)
+    if (limit < tl.load(floors + at)) | (tl.load(overflow + row) != 0):
+        tl.store(dense + row, 1)
+    if k > 0:
+        tl.store(gate + row, 1)
+    return limit
+
+
+@triton.jit
+def gaussian_start(
+    moments, plan, wants, bounds, bracket, limits, ages, floors, overflow, dense, gate, segments
+):  # fmt: skip
+    """t = abs(mean + std * z) of each segment, with z the quantile that a Gaussian exceeds k times."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    replica = tl.arange(0, REPLICAS)
+    sums = moments + at * REPLICAS * 2 + replica * 2
+    size = tl.load(bounds + s + 1) - tl.load(bounds + s)
+    mean = tl.sum(tl.load(sums)) / size.to(tl.float64)
+    variance = tl.sum(tl.load(sums + 1)) / size.to(tl.float64) - mean * mean
+    std = tl.sqrt(tl.where(variance > 0.0, variance, variance * 0.0))
+    t = tl.abs(mean + std * tl.load(plan + s * 5 + 4))
+    k = tl.load(wants + s)
+    t = tl.where(k >= size, tl.full((), -1.0, tl.float64), t)
+    tl.store(bracket + at * 5, t)
+    propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
+
+
+@triton.jit
+def sample_start(
+    values, wants, bounds, bracket, limits, ages, floors, overflow, dense, gate, segments
+):  # fmt: skip
+    """t = the sample's value of the wanted rank."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    k = tl.load(wants + s)
+    t = tl.load(values + at).to(tl.float32, bitcast=True).to(tl.float64)
+    t = tl.where(k >= tl.load(bounds + s + 1) - tl.load(bounds + s), tl.full((), -1.0, tl.float64), t)
+    tl.store(bracket + at * 5, t)
+    propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
+
+
+@triton.jit
+def refine(
+    found, plan, wants, bracket, closed, limits, ages, floors, overflow, dense, gate, segments,
+    FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """One turn of ``reference.refine``: the secant of log(count) over t, inside the bracket."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    c = tl.load(found + at)
+    tl.store(found + at, 0)
+    k = tl.load(wants + s)
+    low = tl.load(plan + s * 5)
+    high = tl.load(plan + s * 5 + 1)
+    log_k = tl.load(plan + s * 5 + 2)
+    log_size = tl.load(plan + s * 5 + 3)
+    t = tl.load(bracket + at * 5)
+    infinite = tl.full((), float("inf"), tl.float64)
+    if FIRST:
+        under = log_k * 0.0
+        log_under = log_size
+        over = infinite
+        log_over = log_k * 0.0
+    else:
+        under = tl.load(bracket + at * 5 + 1)
+        log_under = tl.load(bracket + at * 5 + 2)
+        over = tl.load(bracket + at * 5 + 3)
+        log_over = tl.load(bracket + at * 5 + 4)
+    exact = c.to(tl.float64)
+    settled = (tl.load(closed + at) != 0) | (k == 0) | ((low <= exact) & (exact <= high))
+    settled |= (tl.abs(t) < infinite) ^ True
+    if settled:
+        tl.store(closed + at, 1)
+    else:
+        log_c = tl.log(tl.where(c > 0, exact, tl.full((), 0.5, tl.float64)))
+        more = c > k
+        under = tl.where(more, t, under)
+        log_under = tl.where(more, log_c, log_under)
+        over = tl.where(more, over, t)
+        log_over = tl.where(more, log_over, log_c)
+        inner = under + (over - under) * (log_under - log_k) / (log_under - log_over)
+        growth = (log_size - log_k) / tl.maximum(log_size - log_c, tl.full((), 1e-9, tl.float64))
+        t = tl.where(over < infinite, inner, t * tl.maximum(growth, tl.full((), 1 + 1e-3, tl.float64)))
+        tl.store(bracket + at * 5, t)
+        tl.store(bracket + at * 5 + 1, under)
+        tl.store(bracket + at * 5 + 2, log_under)
+        tl.store(bracket + at * 5 + 3, over)
+        tl.store(bracket + at * 5 + 4, log_over)
+    if LAST:
+        limit = propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
+        tl.store(floors + at, lower(limit, 0.92))
+    else:
+        if settled ^ True:
+            propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
+
+
+@triton.jit
+def overshoot(found, plan, wants, closed, gate, segments):
+    """Open again the segments that kept too many: they get the exact k."""
+    s = tl.program_id(0)
+    row = tl.program_id(1)
+    at = row * segments + s
+    c = tl.load(found + at).to(tl.float64)
+    if (c > tl.load(plan + s * 5 + 1)) & (tl.load(wants + s) > 0):
+        tl.store(closed + at, 0)
+        tl.store(gate + row, 1)
+    else:
+        tl.store(closed + at, 1)

@@ -1,0 +1,393 @@
+"""One call's scratch on the device and the launches over it, and what a rule knows ahead of the data.
+
+L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from gradsieve.ops import reference
+from gradsieve.ops import triton_kernels as kernels
+from gradsieve.ops import triton_select as finding
+from gradsieve.types import Pending, Segments, Sparse
+
+TILE, SUPERS, SPREAD, REPLICAS, BINS = 512, 256, 8, 32, 2048
+NOTHING = 0x7FFFFFFF
+SMALL = 2048  # a segment of this size goes whole to the candidates: its k-th value moves too much to predict
+PROGRAMS = 1024  # of a kernel that walks blocks, and mostly finds its gate shut
+PRECISE = {"enable_fp_fusion": False}  # decay * memory + gain * grad rounds twice, as in the reference
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def steps(segments: int) -> int:
+    """Of a binary search among them."""
+    return (segments - 1).bit_length()
+
+
+def stride(tensor: Tensor) -> int:
+    """From row to row; 0 for a single row, which keeps its alignment known whatever its length."""
+    return tensor.stride(0) if tensor.shape[0] > 1 else 0
+
+
+def constant(values: list, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the device without waiting for it."""
+    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Every ``strides[s]``-th coordinate of segment s, starting at ``firsts[s]``."""
+
+    samples: int
+    sampled_S: Tensor  # bounds of the segments among the samples
+    firsts_S: Tensor
+    strides_S: Tensor
+
+    @classmethod
+    def of(cls, segments: Segments, strides: list[int], device: torch.device) -> "Sampling":
+        sampled = [0]
+        for size, step in zip(segments.sizes, strides, strict=True):
+            sampled.append(sampled[-1] + cdiv(size, step))
+        zeros = [0] * len(strides)
+        tensors = (constant(x, torch.int64, device) for x in (sampled, zeros, strides))
+        return cls(sampled[-1], *tensors)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def every(cls, segments: Segments, step: int, device: torch.device) -> "Sampling":
+        return cls.of(segments, [step] * len(segments.sizes), device)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What ``k_S`` coordinates of each segment mean, as tensors on the device."""
+
+    segments: Segments
+    k: tuple[int, ...]
+    device: torch.device
+
+    @staticmethod
+    def of(pending: Pending, k_S: tuple[int, ...]) -> "Plan":
+        return _plan(pending.segments, tuple(k_S), pending.grad_Ln.device)
+
+    @cached_property
+    def clipped(self) -> list[int]:
+        return [min(k, size) for k, size in zip(self.k, self.segments.sizes, strict=True)]
+
+    @property
+    def total(self) -> int:
+        return self.firsts[-1]
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        firsts = [0]
+        for k in self.clipped:
+            firsts.append(firsts[-1] + k)
+        return firsts
+
+    @cached_property
+    def small(self) -> int:
+        """Coordinates that are always candidates, twice for an uneven spread over the lists."""
+        return 2 * sum(size for size in self.segments.sizes if size <= SMALL)
+
+    @cached_property
+    def k_S(self) -> Tensor:
+        return constant(self.clipped, torch.int32, self.device)
+
+    @cached_property
+    def firsts_S(self) -> Tensor:
+        return constant(self.firsts, torch.int64, self.device)
+
+    @cached_property
+    def bounds_S(self) -> Tensor:
+        return constant(list(self.segments.bounds), torch.int64, self.device)
+
+    @cached_property
+    def sizes_S(self) -> Tensor:
+        return constant(list(self.segments.sizes), torch.int64, self.device)
+
+    @cached_property
+    def half_S(self) -> Tensor:
+        """Half the bits of the power of four that ``rng.permute`` permutes."""
+        return constant([(max(size - 1, 1).bit_length() + 1) // 2 for size in self.segments.sizes], torch.int32, self.device)
+
+    @cached_property
+    def strides(self) -> list[int]:
+        return [max(1, size // (8192 + size // 256)) for size in self.segments.sizes]
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        return Sampling.of(self.segments, self.strides, self.device)
+
+    @cached_property
+    def ranks_S(self) -> Tensor:
+        """Rank in the sample that k of all hardly ever exceed: four standard deviations on the safe side."""
+        means = [k / step for k, step in zip(self.clipped, self.strides, strict=True)]
+        return constant([math.ceil(mean + 4 * math.sqrt(mean) + 4) for mean in means], torch.int32, self.device)
+
+    @lru_cache(maxsize=8)  # noqa: B019 - plans live in a bounded cache themselves
+    def bands(self, low: float, high: float) -> Tensor:
+        """A segment: low * k, high * k, log k, log size, and the quantile that a Gaussian exceeds k times."""
+        rows = []
+        for k, size in zip(self.k, self.segments.sizes, strict=True):
+            inside = 0 < k < size
+            z = NormalDist().inv_cdf(1 - k / size / 2) if inside else 0.0
+            rows.append([low * k, high * k, math.log(max(k, 1)), math.log(max(size, 1)), z])
+        return constant(rows, torch.float64, self.device)
+
+
+@lru_cache(maxsize=256)
+def _plan(segments: Segments, k: tuple[int, ...], device: torch.device) -> Plan:
+    return Plan(segments, k, device)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A radix select on its way: what is left to find in each segment, and its limit."""
+
+    need_LS: Tensor
+    closed_LS: Tensor
+    prefix_LS: Tensor
+    limits_LS: Tensor
+    ages_LS: Tensor
+
+
+@dataclass
+class Work:
+    """The lists of candidates, and small counters that all start at zero in one tensor."""
+
+    pending: Pending
+    lists: int
+    cap: int
+    words_LT: Tensor
+    list_p: Tensor
+    list_offset: Tensor
+    zeros: Tensor
+    used: int = 0
+    named: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pending: Pending, candidates: int, small: int = 0) -> "Work":
+        workers, n = pending.grad_Ln.shape
+        device = pending.grad_Ln.device
+        segments = len(pending.segments.keys)
+        lists = min(1 << (candidates // 4096).bit_length(), 1024)
+        cap = min(cdiv(min(candidates, n) + small, lists) + 2 * TILE, 2**21 - 1)
+        counters = workers * (2 * lists * SPREAD + SUPERS + 64 + segments * (32 + BINS)) + 1024
+        return cls(
+            pending, lists, cap,
+            torch.empty(workers, cdiv(n, TILE), dtype=torch.int32, device=device),
+            torch.empty(workers, lists, cap, device=device),
+            torch.empty(workers, lists, cap, dtype=torch.int16, device=device),
+            torch.zeros(counters, dtype=torch.int32, device=device),
+        )  # fmt: skip
+
+    @property
+    def workers(self) -> int:
+        return self.pending.grad_Ln.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.pending.grad_Ln.shape[1]
+
+    @property
+    def segments(self) -> int:
+        return len(self.pending.segments.keys)
+
+    @property
+    def device(self) -> torch.device:
+        return self.pending.grad_Ln.device
+
+    @property
+    def tiles(self) -> int:
+        return self.words_LT.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        return cdiv(self.tiles, 128)
+
+    @cached_property
+    def bounds_S(self) -> Tensor:
+        return _plan(self.pending.segments, (0,) * self.segments, self.device).bounds_S
+
+    @cached_property
+    def choice(self) -> Choice:
+        return self.new_choice()
+
+    @cached_property
+    def bracket_LS(self) -> Tensor:
+        return torch.empty(self.workers, self.segments, 5, dtype=torch.float64, device=self.device)
+
+    @cached_property
+    def moments(self) -> Tensor:
+        return torch.zeros(self.workers, self.segments, REPLICAS, 2, dtype=torch.float64, device=self.device)
+
+    def counters(self, name: str, count: int) -> Tensor:
+        if name not in self.named:
+            self.named[name] = self.zeros[self.used : self.used + count]
+            self.used += count
+        return self.named[name]
+
+    def flags(self, name: str) -> Tensor:
+        return self.counters(name, self.workers)
+
+    def ints(self, name: str) -> Tensor:
+        return self.counters(name, self.workers * self.segments)
+
+    def new_choice(self) -> Choice:
+        return Choice(*(self.ints(f"choice{self.used}") for _ in range(5)))
+
+    def heads(self, name: str) -> Tensor:
+        return self.counters(name, self.workers * self.lists * SPREAD)
+
+    @property
+    def sources(self) -> tuple[Tensor, Tensor, int, int]:
+        grad_Ln, memory_Ln = self.pending.grad_Ln, self.pending.memory_Ln
+        return grad_Ln, memory_Ln, stride(grad_Ln), stride(memory_Ln)
+
+    @property
+    def formula(self) -> tuple:
+        return (*self.sources, self.n, self.pending.decay, self.pending.gain)
+
+    @property
+    def found_lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.words_LT, self.list_p, self.list_offset
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.segments, self.lists, self.cap, self.tiles
+
+    def sieve(self, floor: int = 0, floors_LS: Tensor | None = None, moments: Tensor | None = None) -> None:
+        none = self.zeros
+        kernels.sieve[(self.tiles, self.workers)](
+            *self.formula, floor, self.bounds_S, none if floors_LS is None else floors_LS, self.heads("heads"),
+            *self.found_lists, self.flags("overflow"), self.flags("nonfinite"), none if moments is None else moments,
+            *self.sizes, STEPS=steps(self.segments), SEGMENTED=floors_LS is not None, MOMENTS=moments is not None,
+            num_warps=1, **PRECISE,
+        )  # fmt: skip
+
+    def resieve(self, gate: Tensor) -> None:
+        kernels.resieve[(min(self.tiles, 4 * PROGRAMS), self.workers)](
+            *self.formula, self.bounds_S, self.ints("floors_again"), self.ints("short"), self.heads("heads"),
+            self.heads("heads_again"), *self.found_lists, self.flags("overflow"), self.flags("overflow_again"),
+            self.flags("nonfinite"), gate, *self.sizes, STEPS=steps(self.segments), num_warps=1, **PRECISE,
+        )  # fmt: skip
+
+    def sample(self, sampling: Sampling, firsts_S: Tensor, gate: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The keys of the sample, and the segments' bounds among them."""
+        keys = torch.empty(self.workers, sampling.samples, dtype=torch.int32, device=self.device)
+        finding.sample[(min(cdiv(sampling.samples, 256), PROGRAMS), self.workers)](
+            *self.sources, self.pending.decay, self.pending.gain, self.bounds_S, sampling.sampled_S, firsts_S,
+            sampling.strides_S, keys, self.flags("nonfinite"), self.zeros if gate is None else gate, sampling.samples,
+            self.segments, STEPS=steps(self.segments), GATED=gate is not None, WIDTH=256, **PRECISE,
+        )  # fmt: skip
+        return keys, sampling.sampled_S
+
+    def tally(
+        self,
+        level: int,
+        choice: Choice,
+        dense_L: Tensor,
+        gate: Tensor | None = None,
+        sample: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        formula, bounds_S, blocks = self.formula, self.bounds_S, self.blocks
+        if sample is not None:
+            keys, bounds_S = sample
+            formula = (keys, keys, stride(keys), stride(keys), keys.shape[1], 1.0, 1.0)
+            blocks = cdiv(keys.shape[1], 128 * TILE)
+        finding.tally[(min(blocks, PROGRAMS), self.workers)](
+            *formula, bounds_S, *self.found_lists, dense_L, self.flags("nonfinite"),
+            self.zeros if gate is None else gate, choice.closed_LS, choice.prefix_LS, choice.limits_LS, self.histogram,
+            *self.sizes, blocks, LEVEL=level, STEPS=steps(self.segments), GATED=gate is not None,
+            SAMPLE=sample is not None, **PRECISE,
+        )  # fmt: skip
+
+    @property
+    def histogram(self) -> Tensor:
+        return self.counters("histogram", self.workers * self.segments * BINS)
+
+    def narrow(
+        self,
+        level: int,
+        choice: Choice,
+        wants_S: Tensor,
+        overflow_L: Tensor,
+        mode: int = finding.SELECT,
+        gate: Tensor | None = None,
+        failed: Tensor | None = None,
+        floors_LS: Tensor | None = None,
+    ) -> None:
+        finding.narrow[(self.segments, self.workers)](
+            self.histogram, wants_S, choice.need_LS, choice.closed_LS, choice.prefix_LS, choice.limits_LS,
+            choice.ages_LS, self.ints("seen"), self.ints("short"), self.zeros if floors_LS is None else floors_LS,
+            self.ints("floors_again"), overflow_L, self.zeros if gate is None else gate,
+            self.flags("ignored") if failed is None else failed, self.flags(f"level{level + 1}"), self.segments,
+            LEVEL=level, MODE=mode, GATED=gate is not None,
+        )  # fmt: skip
+
+    def descend(self, wants_S: Tensor, dense_L: Tensor) -> None:
+        """Levels 1 to 5 of the choice, each only for rows in which the one before left something open."""
+        for level in range(1, 6):
+            gate = self.flags(f"level{level}")
+            self.tally(level, self.choice, dense_L, gate)
+            self.narrow(level, self.choice, wants_S, dense_L, gate=gate)
+
+    def trial(self, turn: int, floors_LS: Tensor) -> tuple[Tensor, ...]:
+        """Where a proposed threshold and its consequences for the next count go."""
+        return (
+            self.bracket_LS, self.choice.limits_LS, self.choice.ages_LS, floors_LS, self.flags("overflow"),
+            self.flags(f"dense{turn}"), self.flags(f"gate{turn}"),
+        )  # fmt: skip
+
+    def above(self, turn: int) -> None:
+        finding.above[(min(self.blocks, 2 * PROGRAMS), self.workers)](
+            *self.formula, self.bounds_S, *self.found_lists, self.flags(f"dense{turn}"), self.flags("nonfinite"),
+            self.flags(f"gate{turn}"), self.choice.limits_LS, self.ints("found"), *self.sizes, self.blocks,
+            STEPS=steps(self.segments), **PRECISE,
+        )  # fmt: skip
+
+    def refine(self, wants_S: Tensor, bands: Tensor, floors_LS: Tensor) -> Tensor:
+        """``reference.refine`` of every segment; returns which rows' lists lack something that is chosen."""
+        for turn in range(4):
+            self.above(turn)
+            bracket_LS, *rest = self.trial(turn + 1, floors_LS)
+            finding.refine[(self.segments, self.workers)](
+                self.ints("found"), bands, wants_S, bracket_LS, self.choice.closed_LS, *rest, self.segments,
+                FIRST=turn == 0, LAST=turn == 3, num_warps=1, **PRECISE,
+            )  # fmt: skip
+        return self.flags("dense4")
+
+    def send(self, dense_L: Tensor, floor: int | None = None) -> Sparse:
+        """Pack what is chosen, by one floor or by the segments' limits."""
+        chosen_LB = torch.empty(self.workers, self.blocks, dtype=torch.int32, device=self.device)
+        supers = self.counters("supers", self.workers * SUPERS)
+        segmented = floor is None
+        none = self.zeros
+        common = (
+            *self.formula, 0 if segmented else floor, self.bounds_S,
+            self.choice.limits_LS if segmented else none, self.choice.ages_LS if segmented else none,
+            *self.found_lists, dense_L, self.flags("nonfinite"), chosen_LB, supers,
+        )  # fmt: skip
+        search = {"STEPS": steps(self.segments), "SEGMENTED": segmented}
+        grid = (self.blocks, self.workers)
+        kernels.count[grid](*common, *self.sizes, self.blocks, **search, **PRECISE)
+        into = self.pending.into
+        if into is None:
+            slots = int(chosen_LB.sum(1).max())
+            into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
+        kernels.pack[grid](
+            *common, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
+            into.counts_LB.stride(0), into.offsets_LK.stride(0), into.values_LK.stride(0), into.slots,
+            *self.sizes, self.blocks, LIMIT=torch.finfo(into.values_LK.dtype).max, **search, **PRECISE,
+        )  # fmt: skip
+        return into

@@ -1,0 +1,64 @@
+"""``fast``: each fast module of ops, with the device it works on. A new one is a line in ``FAST``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+import torch
+
+from gradsieve.ops import native
+
+
+@dataclass(frozen=True)
+class Fast:
+    """A module of ops, where it runs, and what must hold while it does."""
+
+    name: str
+    module: str
+    device: str
+    usable: Callable[[], bool]
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def ops(self) -> ModuleType:
+        return import_module(self.module)
+
+
+@contextmanager
+def _portable() -> Iterator[None]:
+    native.vectors(False)
+    try:
+        yield
+    finally:
+        native.vectors(True)
+
+
+@contextmanager
+def _three_threads() -> Iterator[None]:
+    before, per_thread = torch.get_num_threads(), native._PER_THREAD
+    torch.set_num_threads(3)
+    native._PER_THREAD = 100
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        native._PER_THREAD = per_thread
+
+
+FAST = [
+    Fast("native", "gradsieve.ops.native", "cpu", native.available),
+    Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, _portable),
+    Fast("native-threads", "gradsieve.ops.native", "cpu", native.available, _three_threads),
+]
+
+
+@pytest.fixture(params=FAST, ids=lambda fast: fast.name)
+def fast(request: pytest.FixtureRequest) -> Iterator[Fast]:
+    chosen: Fast = request.param
+    if not chosen.usable():
+        pytest.skip(f"{chosen.name} cannot run here")
+    with chosen.within():
+        yield chosen
