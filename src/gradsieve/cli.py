@@ -69,8 +69,9 @@ def compare(
     rule: Annotated[
         list[str] | None,
         typer.Option(
-            help="A rule, such as dense, topk:0.01, threshold:0.005; give it again for more. threshold:auto finds the "
-            "threshold that spends no more than the first top-k rule (or 1%). Default: dense, topk:0.01, threshold:auto.",
+            help="A rule, such as dense, topk:0.01, threshold:0.005; give it again for more. threshold:auto finds "
+            "the threshold that spends no more than the first top-k rule, or a density of 1%. "
+            "Default: dense, topk:0.01, threshold:auto.",
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Workers, all in this process.")] = 4,
@@ -90,10 +91,16 @@ def compare(
     values: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision on the wire; the rest is remembered.")
     ] = "float32",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a worker a step. Default: the task's.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Examples a worker a step. Default: the task's.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate. Default: the task's.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: the variable GRADSIEVE_DATA.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded data is kept. Default: ~/.cache/gradsieve.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data is. Default: the variable GRADSIEVE_DATA.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Where decoded data is kept. Default: ~/.cache/gradsieve.")
+    ] = None,
 ) -> int:
     rules = rule or ["dense", "topk:0.01", comparison.AUTO]
     comparison.entries(rules)  # a wrong rule is said before the data is loaded

@@ -1,7 +1,7 @@
 """attach(): sparse exchange as DDP's communication hook, with a memory that belongs to parameters, not buckets."""
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from gradsieve.handshake import agree
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter, Stats
 from gradsieve.options import options_of
-from gradsieve.state import Pieces, load_pieces, save_pieces
+from gradsieve.state import Pieces, blank, load_pieces, save_pieces
 from gradsieve.step import Channel, Options
 from gradsieve.types import Rule
 
@@ -64,6 +64,7 @@ def attach(
         slot = _Slot(ddp.process_group)
         setattr(ddp, _SLOT, slot)
         ddp.register_comm_hook(None, slot.hook)
+        ddp.register_forward_pre_hook(slot.check)
     slot.sieve = sieve
     sieve._slot = slot
     return sieve
@@ -96,7 +97,8 @@ class Sieve:
         _check_companions(self.options, optimizer, scaler)
         self.meter = Meter() if meter is None else meter
         self.step = 0
-        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad}
+        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # DDP's own name for them
+        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad and name not in ignored}
         self._layout = Layout(tuple(self._names.values()), tuple(p.numel() for p in self._names))
         self._optimizer, self._scaler = optimizer, scaler
         self._link: GroupLink | None = None
@@ -106,21 +108,22 @@ class Sieve:
         self._lr: float | None = None
         self._lr_ratio = 1.0
         self._gain = 1.0
-        self._used: set[Tensor] | None = None
+        self._sent: list[Channel] = []  # in this step
         self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []
-        self._lock = threading.Lock()
-        self._unfinished = 0
         self._broken: str | None = None
-        self._watches: list[Any] = []
+        self._used: set[Tensor] | None = set()
+        self._watches = [p.register_post_accumulate_grad_hook(self._used.add) for p in self._names]
 
-    def bind(self, group: dist.ProcessGroup, *, watch_use: bool = False) -> None:
-        """Meet the other ranks and compare notes with them. Done by ``attach``, or at the first bucket."""
+    def bind(self, group: dist.ProcessGroup, *, watch_use: bool = True) -> None:
+        """Meet the other ranks and compare notes with them. Done by ``attach``, or at the first bucket.
+
+        Where DDP may drop results, because it looks for parameters that no rank used, the sieve has to look too.
+        """
+        if not watch_use:
+            self._unwatch()
         link = GroupLink(group)
-        agree(link, self.options, self._layout)
+        agree(link, self.options, self._layout, link.device)
         self._link = link
-        if watch_use:
-            self._used = set()
-            self._watches = [p.register_post_accumulate_grad_hook(self._used.add) for p in self._names]
 
     def stats(self) -> Stats:
         """Density, bytes sent and saved, total error, time by phase; for the last step and in all."""
@@ -131,30 +134,39 @@ class Sieve:
     def state_dict(self) -> dict[str, Any]:
         """This rank's memory by parameter name: tensors and plain values only. Save one on every rank."""
         self._refuse_if_broken()
+        self._settle()
+        rank, workers = (self._link.ranks.start, self._link.workers) if self._link else _place()
+        new = not self._pieces.memory
         return save_pieces(
-            self._pieces,
+            blank(self.options, self._layout, [p.dtype for p in self._names]) if new else self._pieces,
             self._layout,
             feedback=self.options.feedback.kind,
             step=self.step,
             lr=self._lr,
-            workers=self._link.workers if self._link else 1,
+            workers=workers,
+            rank=rank,
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put this rank's memory back. For a run of another size, pass it through ``gs.reshard`` first."""
         self._refuse_if_broken()
-        pieces = load_pieces(state, self._layout, self.options.feedback.kind)
-        self._pieces = pieces
+        rank = self._link.ranks.start if self._link else _place()[0]
+        self._pieces = load_pieces(state, self._layout, self.options.feedback.kind, rank)
         self._channels.clear()
+        self._sent.clear()
         self.step, self._lr = int(state["step"]), state["lr"]
 
     def detach(self) -> None:
         """Back to DDP's dense mean from the next step on. The memory stays here: ``state_dict`` still has it."""
-        for watch in self._watches:
-            watch.remove()
+        self._unwatch()
         if self._slot is not None:
             self._slot.sieve = None
             self._slot = None
+
+    def _unwatch(self) -> None:
+        for watch in self._watches:
+            watch.remove()
+        self._watches, self._used = [], None
 
     def exchange(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The hook: one bucket in, a future of its mean out. Collectives are issued here, in program order."""
@@ -164,22 +176,23 @@ class Sieve:
                 self.bind(dist.distributed_c10d._get_default_group())
             if bucket.index() == 0:
                 self._begin()
+            if bucket.buffer().is_sparse:
+                raise ValueError("a sparse gradient arrived: use nn.Embedding(sparse=False)")
             if self._takes_all_at_once():
                 return self._collect(bucket)
             channel = self._channel_of(bucket)
             buffer_n = bucket.buffer()
             arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n, bucket.parameters())
-            done = arrival.future.then(lambda future: self._finish(future))  # type: ignore[attr-defined]
+            done = arrival.future.then(partial(self._result, self.step, bucket.index()))
             if bucket.is_last():
                 self._end()
-            return done
+            return done  # type: ignore[no-any-return]
         except Exception as error:
-            self._break(error)
-            raise
+            raise self._break(error, self.step, bucket.index()) from error
 
     def _begin(self) -> None:
         """Once a step: what the learning rate and the loss scale are now."""
-        self._unfinished = 0
+        self._settle()
         if self._scaler is not None and self._scaler.is_enabled():
             self._gain = 1.0 / self._scaler.get_scale()
         if self._optimizer is not None:
@@ -193,32 +206,31 @@ class Sieve:
         self.step += 1
         if self._used is not None:
             self._used.clear()
+        for index, channel in list(self._channels.items()):
+            if channel not in self._sent:  # DDP has fewer buckets now
+                self._pieces.forget(self._channels.pop(index))
+
+    def _settle(self) -> None:
+        """Once a step has arrived whole: where a bucket was not finite, the other ones keep what they sent."""
+        channels, self._sent = self._sent, []
+        if channels:
+            bad = torch.stack([channel.bad for channel in channels]).any()
+            if bad.is_cuda or bool(bad):  # a device is not waited for
+                for channel in channels:
+                    channel.conclude(bad)
 
     def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor, parameters: list[Tensor]) -> Any:
-        if grad_Ln.is_sparse:
-            raise ValueError("a sparse gradient arrived: use nn.Embedding(sparse=False)")
-        with self._lock:
-            self._unfinished += 1
-        idle = [] if self._used is None else [self._names[p] for p in parameters if p not in self._used]
-        with channel.resting(idle):
-            return channel.step(
-                grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain
-            )
+        self._sent.append(channel)
+        if self._used is not None:
+            channel.rest([self._names[p] for p in parameters if p not in self._used])
+        return channel.step(grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain)
 
-    def _finish(self, future: Future[Tensor]) -> Tensor:
-        """A bucket has arrived. The last of a step gives back what was sent, if another was not finite."""
+    def _result(self, step: int, bucket: int, future: Future[Tensor]) -> Tensor:
+        """What has arrived, or an error that says where."""
         try:
-            result = future.value()
+            return future.value()
         except Exception as error:
-            self._break(error)
-            raise
-        with self._lock:
-            self._unfinished -= 1
-            over = self._unfinished == 0
-        if over and any(channel.last_bad for channel in self._channels.values()):
-            for channel in self._channels.values():
-                channel.take_back()
-        return result
+            raise self._break(error, step, bucket) from error
 
     def _takes_all_at_once(self) -> bool:
         """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
@@ -230,16 +242,22 @@ class Sieve:
         waiting: Future[Tensor] = Future(devices=devices)
         self._waiting.append((bucket, waiting))
         if not bucket.is_last():
-            return waiting
+            return waiting.then(lambda future: future.value())  # an error that is set there is raised here
         buckets, self._waiting = self._waiting, []
         gradients = {p: g for b, _ in buckets for p, g in zip(b.parameters(), b.gradients(), strict=True)}
-        flat_n = torch.cat([gradients[p].reshape(-1).float() for p in self._names])
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._names) else torch.float32
+        flat_n = torch.cat([gradients[p].reshape(-1).to(dtype) for p in self._names])
         channel = self._channels.get(-1)
         if channel is None:
             channel = self._channels[-1] = self._new_channel(self._layout, flat_n)
 
-        def spread(future: Future[Tensor]) -> Tensor:
-            result = self._finish(future)
+        def spread(step: int, future: Future[Tensor]) -> Tensor:
+            try:
+                result = self._result(step, bucket.index(), future)
+            except Exception as error:
+                for _, f in buckets[:-1]:
+                    f.set_exception(error)
+                raise
             for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
                 gradients[p].copy_(part_n.view_as(gradients[p]))
             for b, f in buckets[:-1]:
@@ -247,8 +265,9 @@ class Sieve:
             return bucket.buffer()
 
         arrival = self._send(channel, flat_n.unsqueeze(0), flat_n.clone(), list(self._names))
+        done = arrival.future.then(partial(spread, self.step))
         self._end()
-        return arrival.future.then(spread)  # type: ignore[no-any-return]
+        return done  # type: ignore[no-any-return]
 
     def _channel_of(self, bucket: dist.GradBucket) -> Channel:
         """The bucket's channel. DDP rebuilds its buckets after the first step; the memory moves by parameter."""
@@ -270,9 +289,12 @@ class Sieve:
         self._pieces.move_to(channel)
         return channel
 
-    def _break(self, error: Exception) -> None:
+    def _break(self, error: Exception, step: int, bucket: int) -> RuntimeError:
+        """DDP does not recover from an error in its hook, so neither does the sieve; the first cause is kept."""
+        where = f"step {step}, bucket {bucket}: {type(error).__name__}: {error}"
         if self._broken is None:
-            self._broken = f"step {self.step}: {type(error).__name__}: {error}"
+            self._broken = where
+        return RuntimeError(where)
 
     def _refuse_if_broken(self) -> None:
         if self._broken is not None:
@@ -291,6 +313,16 @@ class _Slot:
             return self.sieve.exchange(bucket)
         buffer_n = bucket.buffer().div_(dist.get_world_size(self.group))
         return GroupLink(self.group).sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future
+
+    def check(self, module: nn.Module, inputs: object) -> None:
+        """Before each forward pass: after an error in the hook, DDP's own message would hide the cause."""
+        if self.sieve is not None:
+            self.sieve._refuse_if_broken()
+
+
+def _place() -> tuple[int, int]:
+    """Rank and number of workers of a sieve that has not met the others yet."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def _check_room(ddp: DistributedDataParallel, slot: _Slot | None) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradsieve.feedback import Memory
 from gradsieve.layout import Layout
-from gradsieve.step import Channel
+from gradsieve.step import Channel, Options
+from gradsieve.types import Learner
 
 VERSION = 1
 
@@ -34,6 +36,10 @@ class Pieces:
                 channel.state[kind][row] = value
         self._point_at(channel)
 
+    def forget(self, channel: Channel) -> None:
+        """Let go of a channel that all its parameters have left."""
+        self.rule = {key: row for key, row in self.rule.items() if getattr(row, "channel", None) is not channel}
+
     def _point_at(self, channel: Channel) -> None:
         self.memory.update({name: _Window(channel, i) for i, name in enumerate(channel.layout.names)})  # type: ignore[misc]
         self.rule.update({key: _Row(channel, row) for row, key in enumerate(channel.segments.keys)})  # type: ignore[misc]
@@ -46,6 +52,7 @@ class _Window(Mapping[str, Tensor]):
         self.channel, self.span = channel, slice(*channel.layout.bounds[i : i + 2])
 
     def __getitem__(self, kind: str) -> Tensor:
+        self.channel.exchange.fold(self.channel.memory.memory_Ln)
         return self.channel.memory.tensors[kind][:, self.span]
 
     def __iter__(self):  # type: ignore[no-untyped-def]
@@ -71,17 +78,39 @@ class _Row(Mapping[str, Tensor]):
         return len(self.channel.state)
 
 
+def blank(options: Options, layout: Layout, dtypes: Sequence[torch.dtype]) -> Pieces:
+    """What one worker remembers before its first step, in the shape of any later one."""
+    pieces = Pieces()
+    for name, size, dtype in zip(layout.names, layout.sizes, dtypes, strict=True):
+        pieces.memory[name] = Memory(options.feedback, 1, size, torch.device("cpu"), dtype).tensors
+    if isinstance(options.rule, Learner) and options.scope != "bucket":  # buckets are not known yet
+        segments = layout.segments(options.scope)
+        state = options.rule.state(segments)
+        pieces.rule = {key: {kind: state[kind][row] for kind in state} for row, key in enumerate(segments.keys)}
+    return pieces
+
+
 def save_pieces(
-    pieces: Pieces, layout: Layout, *, feedback: str, step: int, lr: float | None, workers: int
+    pieces: Pieces,
+    layout: Layout,
+    *,
+    feedback: str,
+    step: int,
+    lr: float | None,
+    workers: int,
+    rank: int | None = None,
 ) -> dict[str, Any]:
-    """What the workers here remember. Tensors are copies: training on does not change a saved state."""
+    """What the workers here remember. Tensors are copies: training on does not change a saved state.
+
+    A rank's memory is under a name of its own: ``torch.distributed.checkpoint`` takes equal names for equal values.
+    """
     return {
         "version": VERSION,
         "step": step,
         "lr": lr,
         "workers": workers,
         "feedback": feedback,
-        "memory": {
+        _memory_of(rank): {
             name: {kind: tensor.detach().to("cpu", copy=True) for kind, tensor in pieces.memory[name].items()}
             for name in layout.names
             if name in pieces.memory
@@ -92,20 +121,31 @@ def save_pieces(
     }
 
 
-def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str) -> Pieces:
-    """A saved state, checked whole before anything of it is used."""
+def _memory_of(rank: int | None) -> str:
+    return "memory" if rank is None else f"memory of rank {rank}"
+
+
+def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str, rank: int | None = None) -> Pieces:
+    """A saved state, checked whole before anything of it is used. A rank takes its own memory, or a resharded one."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
         raise ValueError(f"state takes what state_dict() of gradsieve gave, version {VERSION}")
     if state["feedback"] != feedback:
         raise ValueError(f'the state was saved with feedback={state["feedback"]!r}, this run has {feedback!r}')
+    memory = state.get(_memory_of(rank), state.get("memory"))
+    if memory is None:
+        held = ", ".join(str(name) for name in state if str(name).startswith("memory")) or "no memory"
+        raise ValueError(f"the state holds {held}, this is rank {rank}: every rank saves and loads its own")
     pieces = Pieces()
     sizes = dict(zip(layout.names, layout.sizes, strict=True))
-    for name, kinds in state["memory"].items():
+    for name, kinds in memory.items():
         if name not in sizes:
             raise ValueError(f"the state has a memory for {name!r}, which this model has not")
         for kind, tensor in kinds.items():
-            if tensor.dim() != 2 or tensor.shape[1] != sizes[name]:
-                raise ValueError(f"the state's {kind} of {name!r} holds {tuple(tensor.shape)}, not [L, {sizes[name]}]")
+            if tensor.dim() != 2 or tensor.shape[1] != sizes[name] or (rank is not None and len(tensor) != 1):
+                rows = "L" if rank is None else 1
+                raise ValueError(
+                    f"the state's {kind} of {name!r} holds {tuple(tensor.shape)}, not [{rows}, {sizes[name]}]"
+                )
         pieces.memory[name] = dict(kinds)
     pieces.rule = {int(key): dict(row) for key, row in state["rule"].items()}
     return pieces
@@ -124,10 +164,11 @@ def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]
     """
     if not states:
         raise ValueError("states takes the saved states of all old ranks, at least one")
-    first = states[0]
+    memories = [part for state in states for key, part in state.items() if key.startswith("memory")]
     memory: dict[str, dict[str, Tensor]] = {}
-    for name, kinds in first["memory"].items():
+    for name, kinds in memories[0].items():
         for kind in kinds:
-            rows = torch.cat([state["memory"][name][kind] for state in states])
+            rows = torch.cat([part[name][kind] for part in memories])
             memory.setdefault(name, {})[kind] = rows.mean(0, keepdim=True)
-    return {**first, "workers": workers, "memory": memory}
+    shared = {key: value for key, value in states[0].items() if not key.startswith("memory")}
+    return {**shared, "workers": workers, "memory": memory}

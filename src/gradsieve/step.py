@@ -11,8 +11,7 @@ L workers here, W in all, n coordinates. A DDP rank has L = 1; the simulator has
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -77,9 +76,12 @@ class Channel:
         )
         self.exchange = strategy(options.exchange, self.plan, link)
         self._late: Late | None = None
-        self.last_sent: Sparse | None = None
-        self.last_bad = False
-        self._rested: list[tuple[str, slice, Tensor]] = []
+        self.bad = torch.zeros((), dtype=torch.bool, device=device)  # the last result is not finite, on all ranks
+        self._undone = self.bad  # and this memory is as it was before
+        self._sent: Sparse | None = None  # what the last step can still take back: elements,
+        self._flushed_Ln: Tensor | None = None  # or a whole memory
+        self._decay = 1.0  # what brings a memory from the learning rate before to the one of this step
+        self._resting: list[tuple[str, slice, Tensor]] = []
 
     def step(
         self,
@@ -96,17 +98,19 @@ class Channel:
         ``lr_ratio`` is lr_before / lr_now; ``gain`` brings the gradient into the memory's units (1 / loss scale).
         """
         self.catch_up()
+        self._sent = self._flushed_Ln = None
+        self._decay = lr_ratio if self.options.feedback.kind == "update" else 1.0
         turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
         rule = self.options.rule_at(step)
         self.plan.fixed = rule.slots(self.segments)
         with self.meter.phase(step, "coding"):
             dense = self.options.exchange == "dense" or self.plan.dense
             if dense and self._nothing_waits():
-                return self.link.sum(grad_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, 1.0))
+                return self.link.sum(grad_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, 1.0, None))
             pending = self._correct(grad_Ln, gain, lr_ratio)
             if dense:
                 p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
-                return self.link.sum(p_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, gain))
+                return self.link.sum(p_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, gain, p_Ln))
             self.memory_is_empty = False
             sent, arrival = self.exchange.send(rule, pending, turn)
         issued = time.perf_counter()
@@ -118,20 +122,23 @@ class Channel:
 
         return arrival.then(arrived)
 
-    @contextmanager
-    def resting(self, names: Sequence[str]) -> Iterator[None]:
-        """Leave these parameters' memory alone for one sending: a result for them would be dropped."""
+    def rest(self, names: Sequence[str]) -> None:
+        """Leave these parameters' memory out of the next step: a result for them may be dropped."""
+        if self._nothing_waits():
+            return
         for i in map(self.layout.names.index, names):
             place = slice(*self.layout.bounds[i : i + 2])
             for kind, tensor in self.memory.tensors.items():
-                self._rested.append((kind, place, tensor[:, place].clone()))
+                self._resting.append((kind, place, tensor[:, place].clone()))
                 tensor[:, place] = 0
-        yield
-        self._wake()
 
     def _wake(self) -> None:
-        for kind, place, memory in self._rested:
-            self.memory.tensors[kind][:, place] = memory
+        """Bring back what rested, in the units that the memory has now."""
+        for kind, place, rested in self._resting:
+            scale = torch.where(self._undone, 1.0, self._decay).to(rested.dtype) if kind == "memory" else 1.0
+            self.memory.tensors[kind][:, place] += rested * scale
+            self.memory_is_empty = False
+        self._resting.clear()
 
     def _correct(self, grad_Ln: Tensor, gain: float, lr_ratio: float) -> Pending:
         pending = self.memory.correct(grad_Ln, self.segments, gain=gain, lr_ratio=lr_ratio, workers=self.link.workers)
@@ -160,8 +167,10 @@ class Channel:
         if now and not bool(report.bad):
             self.memory.settle(sent)
             self._observe(out_n, turn)
+        self._sent, self._undone, self.bad = sent, report.bad, report.bad
+        if out_n.dtype == torch.float16:  # a finite mean may be too large for it
+            self.bad = self.bad | ~out_n.isfinite().all()
         self._wake()
-        self._rested.clear()
         return out_n
 
     def catch_up(self) -> None:
@@ -172,7 +181,6 @@ class Channel:
         told = late.read()
         if told.refused:
             raise late.report.complain(int(late.report.wrong_W.nonzero()[0]))
-        self.last_bad, self.last_sent = told.bad, late.sent
         self.plan.learn(told.wanted)
         self.meter.record(
             late.turn.step,
@@ -184,23 +192,38 @@ class Channel:
             error=told.error,
         )
 
-    def take_back(self) -> None:
-        """Put the last sending back into the memory: another channel's gradient was not finite in that step."""
-        if self.last_sent is not None and not self.last_bad:
-            ops.of(self.memory.memory_Ln).give_back(self.memory.memory_Ln, self.last_sent)
-        self.last_sent = None
+    def conclude(self, bad: Tensor) -> None:
+        """Once all channels of a step have arrived: where one of them was ``bad``, this memory keeps what it sent.
 
-    def _receive_all(self, total_n: Tensor, out_n: Tensor, turn: Turn, gain: float) -> Tensor:
+        A memory that was not touched, because the gradient here was not finite, only follows the learning rate.
+        """
+        memory_Ln = self.memory.memory_Ln
+        if self._flushed_Ln is not None and bool(bad):
+            self.memory.tensors["memory"] = self._flushed_Ln.mul_(self._decay).add_(memory_Ln)
+            self.memory_is_empty = False
+        if self._sent is not None:
+            again = bad & ~self._undone
+            again_LB = self._sent.counts_LB * again  # no elements where there is nothing to take back
+            ops.of(memory_Ln).give_back(memory_Ln, dataclasses.replace(self._sent, counts_LB=again_LB))
+        if self._decay != 1.0:
+            memory_Ln.mul_(torch.where(self._undone, self._decay, 1.0).to(memory_Ln.dtype))
+        self._sent = self._flushed_Ln = None
+
+    def _receive_all(self, total_n: Tensor, out_n: Tensor, turn: Turn, gain: float, p_Ln: Tensor | None) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
         total_n.div_(self.link.workers * gain)
         if total_n.data_ptr() != out_n.data_ptr():
             out_n.copy_(total_n)
-        if not self._nothing_waits() and bool(out_n.isfinite().all()):
-            self.memory.memory_Ln.zero_()
+        learns = isinstance(self.options.rule, Learner)
+        if p_Ln is not None or learns or self.options.exchange != "dense":
+            self.bad = self._undone = ~out_n.isfinite().all()
+        if p_Ln is not None and not bool(self.bad):
+            self._flushed_Ln, self.memory.tensors["memory"] = self.memory.memory_Ln, p_Ln.zero_()
             self.memory.settle(None)
             self.memory_is_empty = True
-        self.last_sent = None
-        self._observe(out_n, turn)
+        self._wake()
+        if learns and not bool(self.bad):
+            self._observe(out_n, turn)
         self.plan.went_dense()
         dense = self.plan.dense_bytes
         self.meter.record(

@@ -156,6 +156,9 @@ class Exchange(Protocol):
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
         """Check what arrived and say what it holds."""
 
+    def fold(self, memory_Ln: Tensor) -> None:
+        """Put what the exchange itself holds back into the workers' memory."""
+
 
 @runtime_checkable
 class Learner(Rule, Protocol):

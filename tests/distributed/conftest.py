@@ -1,20 +1,17 @@
-import importlib.util
 import sys
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
-_spec = importlib.util.spec_from_file_location("gradsieve_test_pool", Path(__file__).with_name("pool.py"))
-assert _spec
-pool = importlib.util.module_from_spec(_spec)
-sys.modules["gradsieve_test_pool"] = pool
-_spec.loader.exec_module(pool)
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks inherit it, and find what tests import from here
+
+from pool import Pool  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def _pool():
-    ranks = pool.Pool()
+    ranks = Pool()
     yield ranks
     ranks.close()
 

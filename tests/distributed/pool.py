@@ -5,13 +5,14 @@ import multiprocessing as mp
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-LIMIT = 60.0
+LIMIT = 55.0  # below the limit of a test, so that what the ranks are doing is known when it strikes
 
 
 def _serve(pipe: Any, rank: int) -> None:
@@ -33,7 +34,9 @@ def _serve(pipe: Any, rank: int) -> None:
                 world_size=workers,
                 timeout=datetime.timedelta(seconds=timeout),
             )
-            result = (True, function(rank, workers, *args))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                result = (True, function(rank, workers, *args))
         except BaseException as error:
             result = (False, (type(error).__name__, str(error), traceback.format_exc()))
         pipe.send_bytes(cloudpickle.dumps(result))
@@ -42,7 +45,7 @@ def _serve(pipe: Any, rank: int) -> None:
 
 
 class RankError(AssertionError):
-    """What a rank raised: ``kind`` and ``text`` by rank."""
+    """What ranks raised: (type, text, traceback) by rank in ``failures``."""
 
     def __init__(self, failures: dict[int, tuple[str, str, str]]):
         self.failures = failures
@@ -50,38 +53,46 @@ class RankError(AssertionError):
 
 
 class Pool:
-    """Ranks 0 to 3, started once; a test that breaks one gets the pool started anew."""
+    """Ranks 0 to 3, started once from a process that has torch; a test that breaks one gets the pool started anew."""
 
     def __init__(self) -> None:
         self._ranks: list[tuple[Any, Any]] = []
+        self._context = mp.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed", "gradsieve"])
 
     def __call__(self, workers: int, function: Callable[..., Any], *args: Any, timeout: float = 20.0) -> list[Any]:
         """Run ``function(rank, workers, *args)`` on each rank; their results in rank order, or a ``RankError``."""
-        context = mp.get_context("spawn")
         while len(self._ranks) < workers:
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, len(self._ranks)), daemon=True)
+            here, there = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(there, len(self._ranks)), daemon=True)
             process.start()
+            there.close()  # so that a rank that dies is an end of file here
             self._ranks.append((process, here))
         with tempfile.TemporaryDirectory() as folder:
             job = cloudpickle.dumps((function, args, workers, str(Path(folder) / "store"), timeout))
             for _, pipe in self._ranks[:workers]:
                 pipe.send_bytes(job)
             deadline = time.monotonic() + LIMIT
-            results = []
-            for rank, (process, pipe) in enumerate(self._ranks[:workers]):
-                if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                    alive = process.is_alive()
-                    self.close()
-                    raise TimeoutError(f"rank {rank} gave no result in {LIMIT} s (alive: {alive})")
-                results.append(cloudpickle.loads(pipe.recv_bytes()))
+            results = [self._result(rank, deadline) for rank in range(workers)]
         failures = {rank: result for rank, (good, result) in enumerate(results) if not good}
         if failures:
             raise RankError(failures)
         return [result for _, result in results]
 
+    def _result(self, rank: int, deadline: float) -> Any:
+        process, pipe = self._ranks[rank]
+        try:
+            if pipe.poll(max(0.0, deadline - time.monotonic())):
+                return cloudpickle.loads(pipe.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            process.join(1)
+        code = process.exitcode
+        self.close()
+        raise TimeoutError(f"rank {rank} gave no result in {LIMIT} s" if code is None else f"rank {rank} died: {code}")
+
     def close(self) -> None:
-        for process, _ in self._ranks:
+        for process, pipe in self._ranks:
             process.kill()
             process.join()
+            pipe.close()
         self._ranks = []

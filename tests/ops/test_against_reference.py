@@ -9,6 +9,7 @@ from gradsieve.ops import reference
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 SIZES = [0, 1, 63, 1000, 10_007, 65_536, 65_537, 200_003]
+TENSORS = ["counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -286,29 +287,13 @@ def test_a_row_does_not_depend_on_the_others(fast, op):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", ["normal", "nonfinite"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_flush(fast, size, kind, dtype):
-    case = Case(fast, 2, size, kind=kind, grad=dtype, decay=0.5, gain=3.0)
-    ours, theirs = case.pending(fast.device), case.pending("cpu")
-    out = torch.full((2, size), torch.nan, dtype=dtype, device=fast.device)
-    expected = torch.empty(2, size, dtype=dtype)
-    assert torch.equal(fast.ops.flush(ours, out).cpu(), reference.flush(theirs, expected))
-    same_bits(out, expected)
-    same_bits(ours.memory_Ln, theirs.memory_Ln)
-
-
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("values", DTYPES)
 @pytest.mark.parametrize("out", [*DTYPES, torch.float64])
 def test_decode_mean_give_back_clear(fast, size, values, out):
     case = Case(fast, 3, size, values=values, slots=size // 20 + 1)
     sparse = reference.threshold(case.pending("cpu"), 1.5)
     device = fast.device
-    ours = Sparse(
-        size, sparse.counts_LB.to(device), sparse.offsets_LK.to(device), sparse.values_LK.to(device),
-        sparse.wanted_L.to(device), sparse.nonfinite_L.to(device),
-    )  # fmt: skip
+    ours = replace(sparse, **{name: getattr(sparse, name).to(device) for name in TENSORS})
     for divisor in (1.0, 3.0, 7.5):
         expected = reference.decode(sparse, torch.empty(size, dtype=out), divisor)
         same_bits(fast.ops.decode(ours, torch.full((size,), torch.nan, dtype=out, device=device), divisor), expected)
@@ -339,3 +324,40 @@ def test_coordinates_outside_are_refused(fast):
     bad.counts_LB[0, 0] = 3
     with pytest.raises((IndexError, RuntimeError)):
         fast.ops.decode(bad, torch.empty(1000), 1.0)
+
+
+def damaged(sparse, how):
+    counts_LB, offsets_LK = sparse.counts_LB.clone(), sparse.offsets_LK.clone()
+    if how == "negative count":
+        counts_LB[1, 0] = -3
+    if how == "too many":
+        counts_LB[1, 1] = sparse.slots
+    if how == "more than a block":
+        counts_LB[1, 0] = BLOCK + 1
+    if how == "twice":
+        offsets_LK[1, 4] = offsets_LK[1, 2]
+    if how == "outside":
+        offsets_LK[1, int(counts_LB[1].sum()) - 1] = -1
+    if how == "another order":
+        offsets_LK[1, :5] = offsets_LK[1, :5].flip(0)
+    return replace(sparse, counts_LB=counts_LB, offsets_LK=offsets_LK)
+
+
+@pytest.mark.parametrize(
+    "how", ["not", "negative count", "too many", "more than a block", "twice", "outside", "another order"]
+)
+def test_misplaced(fast, how):
+    sparse = damaged(reference.threshold(Case(fast, 3, 70_001).pending("cpu"), 2.0), how)
+    here = replace(sparse, **{name: getattr(sparse, name).to(fast.device) for name in TENSORS})
+    bad = how not in ("not", "another order")
+    assert reference.misplaced(sparse).tolist() == [False, bad, False]
+    assert fast.ops.misplaced(here).tolist() == [False, bad, False]
+
+
+def test_undo(fast):
+    case = Case(fast, 2, 5000, decay=0.9, kind="nonfinite", values=torch.bfloat16)
+    for when in (False, True):
+        sparse, ours, oracle, theirs = case.run("threshold", 2.0)
+        fast.ops.undo(ours, sparse, torch.tensor(when, device=fast.device))
+        reference.undo(theirs, oracle, torch.tensor(when))
+        same_bits(ours.memory_Ln, theirs.memory_Ln)

@@ -54,9 +54,7 @@ def rates():
     return [0.1 * min(1.0, (t + 1) / 20) * 0.3 ** (t // 70) for t in range(STEPS)]
 
 
-each_case = pytest.mark.parametrize(
-    ("rule", "scope", "values"), list(itertools.product(RULES, SCOPES, VALUES)), ids="-".join
-)
+each_case = pytest.mark.parametrize(("rule", "scope", "values"), list(itertools.product(RULES, SCOPES, VALUES)))
 
 
 @each_case

@@ -24,6 +24,9 @@ class Gather:
         frame, sent = self._fill(rule, pending, turn)
         return sent, self.link.gather(frame.pack(turn.step), self._arrival(frame).buffer_LN)
 
+    def fold(self, memory_Ln: Tensor) -> None:
+        """Nothing waits here."""
+
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
         assert self._arrived is not None
         frame = self._arrived

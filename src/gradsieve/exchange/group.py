@@ -29,6 +29,8 @@ class GroupLink:
         self.workers = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self.ranks = range(rank, rank + 1)
+        kinds = group._device_types
+        self.device = torch.device("cpu") if torch.device("cpu") in kinds else kinds[0]  # for its small messages
 
     def gather(self, rows_LN: Tensor, into_WN: Tensor | None = None) -> Coming:
         out_WN = rows_LN.new_empty(self.workers, rows_LN.shape[1]) if into_WN is None else into_WN
@@ -44,8 +46,7 @@ class GroupLink:
         return self._coming(work, out_WN.unsqueeze(0))
 
     def largest(self, number: int) -> int:
-        device = self.group._device_types[0] if torch.device("cpu") not in self.group._device_types else "cpu"
-        out = torch.tensor([number], dtype=torch.int64, device=device)
+        out = torch.tensor([number], dtype=torch.int64, device=self.device)
         dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
         return int(out.item())
 

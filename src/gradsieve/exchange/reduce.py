@@ -23,6 +23,9 @@ class Reduce:
         marked_LK = torch.cat([sent.values_LK, sent.nonfinite_L.unsqueeze(1).float()], dim=1)
         return sent, self.link.sum(marked_LK)
 
+    def fold(self, memory_Ln: Tensor) -> None:
+        """Nothing waits here."""
+
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
         one = slice(0, 1)
         total = Sparse(

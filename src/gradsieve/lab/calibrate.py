@@ -1,4 +1,4 @@
-"""``threshold:auto``: the hard threshold that spends no more than a given density over a run.
+"""``threshold:auto``: the hard threshold that spends no more than a given budget over a run.
 
 The published rule, lambda = 1 / (2 sqrt k), knows k and not the scale of the gradients, so that it is where the
 search starts and not where it ends: short runs from the same seed steer the threshold until the budget is met.
@@ -12,6 +12,7 @@ import torch
 
 import gradsieve as gs
 from gradsieve.lab.runner import Options, simulator, train
+from gradsieve.lab.summary import size
 from gradsieve.lab.tasks import Task
 from gradsieve.theory import threshold_from_k
 from gradsieve.types import Rule
@@ -24,65 +25,82 @@ _CLOSE_ENOUGH = 0.97
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What a step may cost on average: a density, and a worker's bytes where a rule to match sets them.
+
+    Bytes count beside density because slots are sized for the largest worker: a rule whose count varies pads.
+    """
+
+    density: float
+    step_bytes: float = math.inf
+
+    def spent(self, stats: gs.Stats) -> float:
+        """The share of the budget that a run used; more than 1 is too much."""
+        total = stats.total
+        return max(total.density / self.density, total.bytes / total.steps / self.step_bytes)
+
+    def __str__(self) -> str:
+        limit = f"a density of {self.density:.3%}"
+        return limit if math.isinf(self.step_bytes) else f"{limit} and {size(self.step_bytes)} a step"
+
+
+@dataclass(frozen=True)
 class Calibration:
     """The threshold that was found, and how."""
 
     threshold: float
     published: float
-    budget: float
-    density: float
+    budget: Budget
+    met: bool
     trials: int
     epochs: int
 
     @property
     def note(self) -> str:
-        met = "at most" if self.density <= self.budget else "not reached:"
+        outcome = "to spend at most" if self.met else "without getting down to"
         return (
             f"threshold {self.threshold:.4g}, calibrated from the published 1/(2 sqrt k) = {self.published:.4g} "
-            f"in {self.trials} runs of {self.epochs} epochs for a density of {met} {self.budget:.3%}"
+            f"in {self.trials} runs of {self.epochs} epochs {outcome} {self.budget}"
         )
 
 
-def budget_of(rules: Sequence[Rule], task: Task, options: Options) -> float:
-    """The density of the first top-k rule, as it is after rounding k in every layer; 1% where there is none."""
+def budget_of(rules: Sequence[Rule], task: Task, options: Options) -> Budget:
+    """What the first top-k rule spends, after rounding k in every layer; a density of 1% where there is none."""
     for rule in rules:
         if isinstance(rule, gs.TopK):
-            probe = simulator(task.model(options.seed), rule, replace(options, workers=1, exchange="allgather"))
-            size = sum(parameter.numel() for parameter in task.model(options.seed).parameters())
-            probe.step(torch.linspace(-1.0, 1.0, size).unsqueeze(0), lr=1.0)
-            return probe.stats().total.density
-    return DEFAULT_DENSITY
+            probe = simulator(task.model(options.seed), rule, options)
+            # Top-k spends the same whatever the gradient is, so that one step tells.
+            probe.step(torch.linspace(-1.0, 1.0, probe.layout.size).expand(options.workers, -1), lr=1.0)
+            spent = probe.stats().total
+            return Budget(spent.density, spent.bytes or math.inf)  # one worker alone sends nothing
+    return Budget(DEFAULT_DENSITY)
 
 
-def calibrate(task: Task, options: Options, budget: float, on_trial: Callable[[int], None]) -> Calibration:
-    """Searches the smallest threshold whose average density stays within ``budget``.
+def calibrate(task: Task, options: Options, budget: Budget, on_trial: Callable[[int], None]) -> Calibration:
+    """Searches the smallest threshold that stays within ``budget`` on average.
 
-    ``on_trial`` is told the number of each trial before it is run. With error feedback the density falls about
-    as 1 / threshold, and the search follows that line in logarithms, inside the bracket it has so far.
+    ``on_trial`` is told the number of each trial before it is run. With error feedback the cost falls about as
+    1 / threshold: the search follows that line, and bisects in logarithms where the line leaves its bracket.
     """
     short = replace(options, epochs=_epochs(task, options))
-    size = sum(parameter.numel() for parameter in task.model(options.seed).parameters())
-    published = threshold = threshold_from_k(max(1, math.floor(budget * size)))
-    above = 0.0  # the largest threshold known to spend too much
-    best: tuple[float, float] | None = None  # the smallest one known to be within the budget, and its density
-    trials = 0
-    while trials < _MAX_TRIALS:
-        trials += 1
-        on_trial(trials)
-        density = _density(task, gs.HardThreshold(threshold), short)
-        if density > budget:
-            above = max(above, threshold)
-        elif best is None or threshold < best[0]:
-            best = threshold, density
-        if best is not None and best[1] >= _CLOSE_ENOUGH * budget:
-            break
-        # A little beyond the line, since a point just within the budget is what is looked for.
-        proposal = threshold * max(density / budget, 0.1) * (1.01 if density > budget else 0.995)
-        if above and best is not None and not above < proposal < best[0]:
-            proposal = math.sqrt(above * best[0])
-        threshold = proposal
-    found, density = best or (threshold, density)
-    return Calibration(found, published, budget, density, trials, short.epochs)
+    coordinates = sum(parameter.numel() for parameter in task.model(options.seed).parameters())
+    published = threshold = threshold_from_k(max(1, math.floor(budget.density * coordinates)))
+    too_low, enough = 0.0, math.inf
+    for trial in range(1, _MAX_TRIALS + 1):
+        on_trial(trial)
+        spent = _spent(task, gs.HardThreshold(threshold), short, budget)
+        if spent <= 1.0:
+            enough = min(enough, threshold)
+            if spent >= _CLOSE_ENOUGH and threshold == enough:
+                break
+        else:
+            too_low = max(too_low, threshold)
+        # Aims at a point just within the budget; a run that sent nothing must not send the threshold to zero.
+        threshold *= max(spent, 0.1) * 1.01
+        if not too_low < threshold < enough:
+            threshold = math.sqrt(too_low * enough)
+    met = enough < math.inf
+    return Calibration(enough if met else too_low, published, budget, met, trial, short.epochs)
 
 
 def _epochs(task: Task, options: Options) -> int:
@@ -93,7 +111,7 @@ def _epochs(task: Task, options: Options) -> int:
     return min(options.epochs, math.ceil(_SHORT_RUN_STEPS / steps_per_epoch))
 
 
-def _density(task: Task, rule: Rule, options: Options) -> float:
+def _spent(task: Task, rule: Rule, options: Options, budget: Budget) -> float:
     for training in train(task, rule, options):
         last = training
-    return last.simulator.stats().total.density
+    return budget.spent(last.simulator.stats())

@@ -62,10 +62,10 @@ def table(runs: Sequence[Run]) -> Table:
         title=Text(f"{about.task}, {about.workers} workers, {about.epochs} epochs, seed {about.seed}"),
         box=SIMPLE_HEAD,
         title_style="bold",
-        padding=(0, 1, 0, 0),
+        padding=(0, 1),
     )
     shown.add_column("rule", overflow="fold", min_width=14)
-    for heading in ("accuracy", "density", "bytes/worker", "less than dense", "total error", "seconds"):
+    for heading in ("accuracy", "density", "bytes a\nworker", "less than\ndense", "total\nerror", "seconds"):
         shown.add_column(heading, justify="right")
     lines = summarise(runs)
     for line in lines:

@@ -185,6 +185,8 @@ def attach_flat_gradient(model: nn.Module) -> Tensor:
     """A flat vector of which every parameter's ``grad`` is a view: one copy hands the optimizer its gradient."""
     parameters = list(model.parameters())
     flat_n = torch.zeros(sum(parameter.numel() for parameter in parameters))
-    for parameter, part in zip(parameters, flat_n.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
+    start = 0
+    for parameter in parameters:
+        parameter.grad = flat_n[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
     return flat_n

@@ -20,6 +20,7 @@ typedef struct {
     const void *grad;
     float *memory, decay, gain, threshold;
     Hits *hits, *old; /* old: what a non-finite p replaced */
+    int dense;        /* hits are so frequent that most groups have one: changes the speed alone */
 } Job;
 
 typedef void Sieve(int kind, const Job *job, size_t start, size_t stop);
@@ -67,37 +68,32 @@ static void sieve_portable(int kind, const Job *job, size_t start, size_t stop) 
 }
 
 typedef struct {
-    double sum, squares, below; /* of all, of all, of those below the threshold */
+    double sum, squares;
 } Moments;
 
-typedef void Measure(const float *p, size_t count, float threshold, Moments *moments);
+typedef Moments Measure(const float *p, size_t count, float threshold);
 
-/* Eight running sums, so that the compiler may use vectors and yet the order of addition is fixed. */
-INLINE void measure_plain(const float *p, size_t count, float threshold, Moments *moments) {
-    double sum[8] = {0}, squares[8] = {0}, below[8] = {0};
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (size_t j = 0; j < 8; j++) {
-            double x = p[i + j], square = x * x;
-            sum[j] += x;
-            squares[j] += square;
-            below[j] += fabsf(p[i + j]) < threshold ? square : 0.0;
-        }
-    for (size_t j = 0; i < count; i++, j++) {
-        double x = p[i], square = x * x;
-        sum[j] += x;
-        squares[j] += square;
-        below[j] += fabsf(p[i]) < threshold ? square : 0.0;
+/* Sums over what is below the threshold. Eight running sums: the order of addition is the same on every CPU. */
+static Moments fold(const double *sum, const double *squares, const float *rest, size_t count, float threshold) {
+    Moments moments = {0, 0};
+    for (size_t lane = 0; lane < 8; lane++) {
+        double x = lane < count && fabsf(rest[lane]) < threshold ? rest[lane] : 0.0;
+        moments.sum += sum[lane] + x;
+        moments.squares += squares[lane] + x * x;
     }
-    for (size_t j = 0; j < 8; j++) {
-        moments->sum += sum[j];
-        moments->squares += squares[j];
-        moments->below += below[j];
-    }
+    return moments;
 }
 
-static void measure_portable(const float *p, size_t count, float threshold, Moments *moments) {
-    measure_plain(p, count, threshold, moments);
+static Moments measure_portable(const float *p, size_t count, float threshold) {
+    double sum[8] = {0}, squares[8] = {0};
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8)
+        for (size_t lane = 0; lane < 8; lane++) {
+            double x = fabsf(p[i + lane]) < threshold ? p[i + lane] : 0.0;
+            sum[lane] += x;
+            squares[lane] += x * x;
+        }
+    return fold(sum, squares, p + i, count - i, threshold);
 }
 
 /* Six rounds of a Feistel network on 2 * half bits, as rng.permute. */
@@ -128,9 +124,7 @@ static Feistel *feistel = feistel_portable;
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define AVX2 __attribute__((target("avx2,f16c,popcnt")))
-
-static uint64_t lanes[256]; /* lanes[mask]: the numbers of the set bits, a byte each, lowest first */
+#define AVX2 __attribute__((target("avx2,bmi,f16c,popcnt")))
 
 INLINE AVX2 __m256 load8(int kind, const void *from, size_t i) {
     if (kind == F32) return _mm256_loadu_ps((const float *)from + i);
@@ -139,62 +133,105 @@ INLINE AVX2 __m256 load8(int kind, const void *from, size_t i) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
 }
 
-INLINE AVX2 __m256 magnitude8(__m256 p) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), p); }
+INLINE AVX2 __m256i key8(__m256 p) { return _mm256_and_si256(_mm256_castps_si256(p), _mm256_set1_epi32(0x7fffffff)); }
 
-INLINE AVX2 __m256 below8(__m256 p, __m256 limit) { return _mm256_cmp_ps(magnitude8(p), limit, _CMP_LT_OQ); }
+INLINE AVX2 int any_greater(__m256i key, __m256i limit) { return _mm256_movemask_epi8(_mm256_cmpgt_epi32(key, limit)); }
 
-INLINE AVX2 void sieve_vectors(int kind, const Job *job, size_t start, size_t stop) {
+/* One bit for each of 32 numbers: whether its key is greater than the limit. */
+INLINE AVX2 uint32_t greater32(const float *p, __m256i limit) {
+    __m256i hit[4];
+    for (size_t v = 0; v < 4; v++) hit[v] = _mm256_cmpgt_epi32(key8(_mm256_loadu_ps(p + 8 * v)), limit);
+    __m256i low = _mm256_packs_epi32(hit[0], hit[1]), high = _mm256_packs_epi32(hit[2], hit[3]);
+    __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* packing went by halves of vectors */
+    return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+}
+
+/* As sieve_plain; magnitudes are compared as integers, where a NaN is the greatest. `unit`: no factors to multiply with.
+ * `dense`: groups are not asked first whether they have a hit, since a wrong guess costs more than looking for it. */
+INLINE AVX2 void sieve_vectors(int kind, int unit, int dense, const Job *job, size_t start, size_t stop) {
     const __m256 decay = _mm256_set1_ps(job->decay), gain = _mm256_set1_ps(job->gain);
-    const __m256 limit = _mm256_set1_ps(job->threshold);
-    const void *grad = job->grad;
+    const __m256i finite = _mm256_set1_epi32(0x7f7fffff);
+    const __m256i limit = _mm256_set1_epi32(job->threshold > 0.0f ? (int)bits_of(job->threshold) - 1 : -1);
     float *memory = job->memory;
     Hits *hits = job->hits;
     size_t i = start;
-    reserve(hits, stop - start + 8); /* whole vectors are stored, also where few lanes count */
+    reserve(hits, stop - start + 2);
+    uint32_t *index = hits->index + hits->length;
+    float *value = hits->value + hits->length;
     for (; i + GROUP <= stop; i += GROUP) {
-        __m256 p[8], below = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
-        for (int v = 0; v < 8; v++) {
+        __m256 p[GROUP / 8];
+        __m256i worst = _mm256_setzero_si256();
+        for (size_t v = 0; v < GROUP / 8; v++) {
             p[v] = _mm256_loadu_ps(memory + i + 8 * v);
-            if (kind != IN_PLACE)
-                p[v] = _mm256_add_ps(_mm256_mul_ps(p[v], decay), _mm256_mul_ps(load8(kind, grad, i + 8 * v), gain));
-            below = _mm256_and_ps(below, below8(p[v], limit));
+            if (kind != IN_PLACE) {
+                __m256 grad = load8(kind, job->grad, i + 8 * v);
+                if (!unit) p[v] = _mm256_mul_ps(p[v], decay), grad = _mm256_mul_ps(grad, gain);
+                p[v] = _mm256_add_ps(p[v], grad);
+            }
+            worst = _mm256_max_epi32(worst, key8(p[v]));
         }
-        if (_mm256_movemask_ps(below) != 0xff) {
-            __m256 finite = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
-            size_t length = hits->length;
-            for (int v = 0; v < 8; v++) {
-                unsigned mask = 0xffu & ~(unsigned)_mm256_movemask_ps(below8(p[v], limit));
-                __m256i lane = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)&lanes[mask]));
-                _mm256_storeu_ps(hits->value + length, _mm256_permutevar8x32_ps(p[v], lane));
-                __m256i index = _mm256_add_epi32(lane, _mm256_set1_epi32((int)(i + 8 * v)));
-                _mm256_storeu_si256((__m256i *)(hits->index + length), index);
-                length += (size_t)__builtin_popcount(mask);
-                finite = _mm256_and_ps(finite, below8(p[v], _mm256_set1_ps(INFINITY)));
-            }
-            hits->length = length;
-            if (kind != IN_PLACE && UNLIKELY(_mm256_movemask_ps(finite) != 0xff)) {
-                float copy[GROUP];
-                for (int v = 0; v < 8; v++) _mm256_storeu_ps(copy + 8 * v, p[v]);
-                remember(copy, memory, i, GROUP, job->old);
-            }
+        int hit = dense || any_greater(worst, limit);
+        if (kind != IN_PLACE && UNLIKELY(hit && any_greater(worst, finite))) {
+            float copy[GROUP];
+            for (size_t v = 0; v < GROUP / 8; v++) _mm256_storeu_ps(copy + 8 * v, p[v]);
+            remember(copy, memory, i, GROUP, job->old);
         }
         if (kind != IN_PLACE)
-            for (int v = 0; v < 8; v++) _mm256_storeu_ps(memory + i + 8 * v, p[v]);
+            for (size_t v = 0; v < GROUP / 8; v++) _mm256_storeu_ps(memory + i + 8 * v, p[v]);
+        if (!hit) continue;
+        uint64_t mask = greater32(memory + i, limit) | (uint64_t)greater32(memory + i + 32, limit) << 32;
+        size_t count = (size_t)__builtin_popcountll(mask);
+        for (size_t j = 0; j < 2; j++, mask &= mask - 1) { /* written also where there are fewer: no branch to guess */
+            index[j] = (uint32_t)(i + _tzcnt_u64(mask) % 64);
+            value[j] = memory[index[j]];
+        }
+        for (size_t j = 2; mask; j++, mask &= mask - 1) {
+            index[j] = (uint32_t)(i + _tzcnt_u64(mask));
+            value[j] = memory[index[j]];
+        }
+        index += count;
+        value += count;
     }
+    hits->length = (size_t)(index - hits->index);
     if (i < stop) sieve_portable(kind, job, i, stop);
+}
+
+INLINE AVX2 void sieve_kind(int kind, const Job *job, size_t start, size_t stop) {
+    int unit = job->decay == 1.0f && job->gain == 1.0f;
+    if (unit && job->dense) sieve_vectors(kind, 1, 1, job, start, stop);
+    else if (unit) sieve_vectors(kind, 1, 0, job, start, stop);
+    else if (job->dense) sieve_vectors(kind, 0, 1, job, start, stop);
+    else sieve_vectors(kind, 0, 0, job, start, stop);
 }
 
 static AVX2 void sieve_avx2(int kind, const Job *job, size_t start, size_t stop) {
     switch (kind) {
-    case F32: sieve_vectors(F32, job, start, stop); break;
-    case BF16: sieve_vectors(BF16, job, start, stop); break;
-    case F16: sieve_vectors(F16, job, start, stop); break;
-    default: sieve_vectors(IN_PLACE, job, start, stop);
+    case F32: sieve_kind(F32, job, start, stop); break;
+    case BF16: sieve_kind(BF16, job, start, stop); break;
+    case F16: sieve_kind(F16, job, start, stop); break;
+    default: sieve_kind(IN_PLACE, job, start, stop);
     }
 }
 
-static AVX2 void measure_avx2(const float *p, size_t count, float threshold, Moments *moments) {
-    measure_plain(p, count, threshold, moments);
+static AVX2 Moments measure_avx2(const float *p, size_t count, float threshold) {
+    __m256d low = _mm256_setzero_pd(), high = low, low_squares = low, high_squares = low;
+    const __m256i limit = _mm256_set1_epi32((int)bits_of(threshold));
+    double sum[8], squares[8];
+    size_t i = 0;
+    for (; threshold > 0.0f && i + 8 <= count; i += 8) {
+        __m256 x = _mm256_loadu_ps(p + i);
+        x = _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, key8(x))));
+        __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+        low = _mm256_add_pd(low, a);
+        high = _mm256_add_pd(high, b);
+        low_squares = _mm256_add_pd(low_squares, _mm256_mul_pd(a, a));
+        high_squares = _mm256_add_pd(high_squares, _mm256_mul_pd(b, b));
+    }
+    _mm256_storeu_pd(sum, low);
+    _mm256_storeu_pd(sum + 4, high);
+    _mm256_storeu_pd(squares, low_squares);
+    _mm256_storeu_pd(squares + 4, high_squares);
+    return fold(sum, squares, p + i, smaller(count - i, 8), threshold);
 }
 
 static AVX2 void feistel_avx2(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
@@ -206,16 +243,10 @@ static AVX2 void feistel_avx2(uint32_t *slots, size_t count, uint32_t half, uint
 int gradsieve_vectors(int wanted) {
     int found = 0;
 #if defined(__x86_64__)
-    found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("popcnt");
+    found = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi"); /* never without f16c and popcnt */
     sieve = found && wanted ? sieve_avx2 : sieve_portable;
     measure = found && wanted ? measure_avx2 : measure_portable;
     feistel = found && wanted ? feistel_avx2 : feistel_portable;
-    for (unsigned mask = 0; mask < 256; mask++) {
-        uint64_t packed = 0;
-        for (uint64_t lane = 0, place = 0; lane < 8; lane++)
-            if (mask >> lane & 1) packed |= lane << 8 * place++;
-        lanes[mask] = packed;
-    }
 #else
     (void)wanted;
 #endif
@@ -261,8 +292,8 @@ typedef struct {
     size_t first, count; /* its stretch of the hits */
     uint32_t key;        /* sent: greater keys, and the first `ties` of this key */
     size_t ties, chosen, rank; /* how many are sent, and how many before it in its row */
-    Moments moments;
-    double error; /* squared norm of what the hits left in the memory */
+    Moments moments; /* of what is not a hit */
+    double error;    /* squared norm of what the hits left in the memory */
 } Piece;
 
 enum { THRESHOLD, TOPK, GAUSSIAN, SAMPLED, TAKE };
@@ -376,13 +407,24 @@ static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t
 static void hits_at_marks(const Plan *plan, size_t row, size_t start, size_t stop, Hits *hits) {
     const float *memory = memory_of(plan, row);
     const uint64_t *marks = plan->marks + row * plan->words;
-    reserve(hits, stop - start);
-    for (size_t word = start / 64; word * 64 < stop; word++)
-        for (uint64_t bits = marks[word]; bits; bits &= bits - 1) {
-            size_t index = word * 64 + (size_t)__builtin_ctzll(bits);
-            hits->index[hits->length] = (uint32_t)index;
-            hits->value[hits->length++] = memory[index];
-        }
+    reserve(hits, stop - start + 1);
+    size_t length = hits->length;
+    for (size_t word = start / 64; word * 64 < stop; word++) {
+        uint64_t bits = marks[word];
+        do { /* the first is written also where there is none: no branch to guess */
+            size_t index = smaller(word * 64 + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63), stop - 1);
+            hits->index[length] = (uint32_t)index;
+            hits->value[length] = memory[index];
+            length += bits != 0;
+            bits &= bits - 1;
+        } while (UNLIKELY(bits));
+    }
+    hits->length = length;
+}
+
+static void add_moments(Piece *piece, Moments more) {
+    piece->moments.sum += more.sum;
+    piece->moments.squares += more.squares;
 }
 
 /* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache. */
@@ -390,26 +432,29 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, fl
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
-    Job job = {grad, memory, (float)step->decay, (float)step->gain, threshold, hits, old};
+    Job job = {grad, memory, (float)step->decay, (float)step->gain, threshold, hits, old, 0};
     piece->hits = hits;
     piece->first = hits->length;
     piece->threshold = threshold;
     piece->key = 0;
     piece->ties = ALL_TIES;
-    piece->moments = (Moments){0, 0, 0};
+    piece->moments = (Moments){0, 0};
     for (size_t start = piece->start, stop; start < piece->stop; start = stop) {
         stop = smaller(start / TILE * TILE + TILE, piece->stop);
+        size_t before = hits->length;
         sieve(kind, &job, start, stop);
+        job.dense = hits->length - before > TILE / 256;
         if (plan->rule == TAKE) {
             hits->length = piece->first;
             hits_at_marks(plan, row, start, stop, hits);
         }
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
-        if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE)) measure(memory + start, stop - start, threshold, &piece->moments);
+        if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE))
+            add_moments(piece, measure(memory + start, stop - start, threshold));
         if (rank) {
             send_hits(plan, row, piece, hits, piece->first, hits->length - piece->first, rank);
             hits->length = piece->first;
-            if (step->measure && plan->rule == TAKE) measure(memory + start, stop - start, INFINITY, &piece->moments);
+            if (step->measure && plan->rule == TAKE) add_moments(piece, measure(memory + start, stop - start, INFINITY));
         }
     }
     piece->count = hits->length - piece->first;
@@ -634,6 +679,11 @@ static void choose_gaussian(Plan *plan, size_t row, size_t segment, size_t size,
     for (; piece < end; piece++) {
         sum += piece->moments.sum;
         squares += piece->moments.squares;
+        for (size_t i = piece->first; i < piece->first + piece->count; i++) {
+            double hit = piece->hits->value[i];
+            sum += hit;
+            squares += hit * hit;
+        }
     }
     double mean = sum / (double)size, variance = squares / (double)size - mean * mean;
     double t = k < size ? fabs(mean + sqrt(variance < 0.0 ? 0.0 : variance) * plan->quantiles[segment]) : -1.0;
@@ -760,7 +810,7 @@ void gradsieve_send(Step *step) {
         memset(counts, 0, blocks * sizeof *counts);
         for (Piece *piece = plan->pieces + row * plan->row_pieces, *end = piece + plan->row_pieces; piece < end; piece++) {
             counts[piece->start / BLOCK] += (int32_t)(smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots));
-            error += piece->moments.below + piece->error;
+            error += piece->moments.squares + piece->error;
         }
         put_back_old(plan, row, &nonfinite, &error);
         step->wanted[(int64_t)row * step->wanted_stride] = (int32_t)step->totals[row];

@@ -7,6 +7,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
@@ -36,11 +37,6 @@ _Step: Any = _structure(
     " *bounds *scratch scratch_bytes scratch_wanted *totals slots *counts counts_stride *offsets offsets_stride"
     " *values values_stride *wanted wanted_stride *nonfinite nonfinite_stride *error *plan",
 )
-_Flush: Any = _structure(
-    "_Flush",
-    "workers size threads grad_kind out_kind .decay .gain *grad grad_stride *memory memory_stride *out out_stride"
-    " *nonfinite",
-)
 _Mean: Any = _structure("_Mean", "workers size threads kind out_kind .divisor *rows stride *out")
 _Meeting: Any = _structure(
     "_Meeting",
@@ -62,11 +58,11 @@ def _load() -> ctypes.CDLL | None:
             "send": [c_void_p],
             "draw": [c_void_p, c_void_p, c_void_p, c_void_p],
             "mark": [c_void_p, c_void_p, c_int64, c_void_p],
-            "flush": [c_void_p],
             "mean": [c_void_p],
             "decode": [c_void_p],
             "give_back": [c_void_p],
             "clear": [c_void_p],
+            "misplaced": [c_void_p, c_void_p],
             "vectors": [ctypes.c_int],
         }.items():
             getattr(library, f"gradsieve_{name}").argtypes = arguments
@@ -141,21 +137,6 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     return _take(pending, marks, index_LK.shape[1])
 
 
-def flush(pending: Pending, out_Ln: Tensor) -> Tensor:
-    if not (_fits(pending) and out_Ln.dtype in _KINDS and _rows_contiguous(out_Ln)):
-        return reference.flush(pending, out_Ln)
-    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
-    workers, size = grad_Ln.shape
-    nonfinite_L = torch.empty(workers, dtype=torch.int32)
-    call = _Flush(
-        workers, size, _threads(grad_Ln.numel()), _KINDS[grad_Ln.dtype], _KINDS[out_Ln.dtype], pending.decay,
-        pending.gain, grad_Ln.data_ptr(), grad_Ln.stride(0), memory_Ln.data_ptr(), memory_Ln.stride(0),
-        out_Ln.data_ptr(), out_Ln.stride(0), nonfinite_L.data_ptr(),
-    )  # fmt: skip
-    _library.gradsieve_flush(ctypes.byref(call))
-    return nonfinite_L
-
-
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     if not (divisor > 0 and out_n.dtype in _KINDS and _rows_contiguous(out_n[None]) and _readable(sparse)):
         return reference.decode(sparse, out_n, divisor)
@@ -186,6 +167,18 @@ def clear(target_Ln: Tensor, sparse: Sparse) -> None:
     if not (target_Ln.dtype == torch.float32 and _rows_contiguous(target_Ln) and _readable(sparse)):
         return reference.clear(target_Ln, sparse)
     _meet(_library.gradsieve_clear, sparse, target_Ln, target_Ln.stride(0), 1.0)
+
+
+def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
+    reference.undo(pending, sparse, when)  # once in a training, if ever
+
+
+def misplaced(sparse: Sparse) -> Tensor:
+    if not _readable(sparse):
+        return reference.misplaced(sparse)
+    bad_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool)
+    _library.gradsieve_misplaced(ctypes.byref(_meeting(sparse, sparse.values_LK, 0, 1.0)), bad_L.data_ptr())
+    return bad_L
 
 
 def _rows_contiguous(rows: Tensor) -> bool:
@@ -265,8 +258,7 @@ def _step(pending: Pending, bounds: Tensor) -> Any:
 
 def _take(pending: Pending, marks: Tensor, count: int) -> Sparse:
     workers, size = pending.grad_Ln.shape
-    made = pending.into is None
-    into = reference.empty(workers, size, count, pending.values, marks.device) if made else pending.into
+    into = pending.into or reference.empty(workers, size, count, pending.values, marks.device)
     step = _step(pending, _whole(size))
     return _send(pending, step, lambda at: _library.gradsieve_take(at, marks.data_ptr()), into)
 
@@ -293,9 +285,7 @@ def _send(pending: Pending, step: Any, choose: Callable[[Any], None], into: Spar
         pending.cache["native.scratch"] = torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64)
     if error_L is None:
         return into
-    return Sparse(
-        size, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L, error_L
-    )
+    return replace(into, error_L=error_L)
 
 
 def _point(step: Any, into: Sparse) -> None:
@@ -307,12 +297,15 @@ def _point(step: Any, into: Sparse) -> None:
     step.nonfinite, step.nonfinite_stride = into.nonfinite_L.data_ptr(), into.nonfinite_L.stride(0)
 
 
-def _meet(op: Any, sparse: Sparse, dense: Tensor, stride: int, divisor: float) -> None:
+def _meeting(sparse: Sparse, dense: Tensor, stride: int, divisor: float) -> Any:
     counts_LB, offsets_LK, values_LK = sparse.counts_LB, sparse.offsets_LK, sparse.values_LK
-    call = _Meeting(
+    return _Meeting(
         counts_LB.shape[0], sparse.size, sparse.slots, _threads(sparse.size), _KINDS[values_LK.dtype],
         _KINDS[dense.dtype], divisor, counts_LB.data_ptr(), counts_LB.stride(0), offsets_LK.data_ptr(),
         offsets_LK.stride(0), values_LK.data_ptr(), values_LK.stride(0), dense.data_ptr(), stride,
     )  # fmt: skip
-    if not op(ctypes.byref(call)):
+
+
+def _meet(op: Any, sparse: Sparse, dense: Tensor, stride: int, divisor: float) -> None:
+    if not op(ctypes.byref(_meeting(sparse, dense, stride, divisor))):
         raise IndexError("the counts or offsets of a Sparse point outside of its slots or its coordinates")

@@ -1,47 +1,10 @@
-/* The ops that go back to dense: flush, decode, mean, give_back and clear. See reference.py for their meaning. */
+/* The ops that go back to dense: decode, mean, give_back, clear, and misplaced, the check before them. See reference.py for their meaning. */
 #include "native.h"
 
 #define TILE 2048u
 
 static const char *row_at(const void *base, int64_t kind, int64_t stride, size_t row) {
     return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
-}
-
-typedef struct {
-    int64_t workers, size, threads, grad_kind, out_kind;
-    double decay, gain;
-    const void *grad;
-    int64_t grad_stride;
-    float *memory;
-    int64_t memory_stride;
-    void *out;
-    int64_t out_stride;
-    int32_t *nonfinite; /* [workers] */
-} Flush;
-
-static void flush_block(void *context, size_t item) {
-    const Flush *flush = context;
-    size_t blocks = ((size_t)flush->size + BLOCK - 1) / BLOCK, row = item / blocks, start = item % blocks * BLOCK;
-    size_t count = smaller(BLOCK, (size_t)flush->size - start);
-    const char *grad = row_at(flush->grad, flush->grad_kind, flush->grad_stride, row);
-    char *out = (char *)row_at(flush->out, flush->out_kind, flush->out_stride, row);
-    float *memory = flush->memory + (int64_t)row * flush->memory_stride;
-    float decay = (float)flush->decay, gain = (float)flush->gain;
-    int32_t nonfinite = 0;
-    for (size_t i = start; i < start + count; i++) {
-        float p = memory[i] * decay + load((int)flush->grad_kind, grad, i) * gain;
-        int finite = fabsf(p) <= FLT_MAX;
-        store((int)flush->out_kind, out, i, p);
-        memory[i] = finite ? 0.0f : memory[i];
-        nonfinite += !finite;
-    }
-    __atomic_fetch_add(&flush->nonfinite[row], nonfinite, __ATOMIC_RELAXED);
-}
-
-void gradsieve_flush(Flush *flush) {
-    size_t blocks = ((size_t)flush->size + BLOCK - 1) / BLOCK;
-    memset(flush->nonfinite, 0, (size_t)flush->workers * sizeof *flush->nonfinite);
-    for_each((size_t)flush->workers * blocks, (size_t)flush->threads, flush_block, flush);
 }
 
 typedef struct {
@@ -174,4 +137,44 @@ static void clear_block(void *context, size_t item) {
 
 int gradsieve_clear(Meeting *meeting) {
     return meet(meeting, (size_t)meeting->workers * blocks_of(meeting), clear_block);
+}
+
+typedef struct {
+    const Meeting *meeting;
+    uint8_t *bad; /* [workers] */
+} Check;
+
+/* A block is sound if its offsets ascend; in any other order each must be new. */
+static int unsound(const uint16_t *offsets, size_t count, size_t size) {
+    uint64_t seen[BLOCK / 64] = {0};
+    size_t i = 1;
+    while (i < count && offsets[i - 1] < offsets[i]) i++;
+    if (i >= count) return count > 0 && offsets[count - 1] >= size;
+    for (i = 0; i < count; i++) {
+        uint64_t bit = (uint64_t)1 << offsets[i] % 64;
+        if (offsets[i] >= size || seen[offsets[i] / 64] & bit) return 1;
+        seen[offsets[i] / 64] |= bit;
+    }
+    return 0;
+}
+
+static void check_row(void *context, size_t row) {
+    const Check *check = context;
+    const Meeting *meeting = check->meeting;
+    const int32_t *counts = meeting->counts + (int64_t)row * meeting->counts_stride;
+    const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+    size_t start = 0;
+    check->bad[row] = 1;
+    for (size_t block = 0; block < blocks_of(meeting); block++) {
+        size_t count = (size_t)counts[block];
+        if (counts[block] < 0 || count > BLOCK || start + count > (size_t)meeting->slots) return;
+        if (unsound(offsets + start, count, smaller(BLOCK, (size_t)meeting->size - block * BLOCK))) return;
+        start += count;
+    }
+    check->bad[row] = 0;
+}
+
+void gradsieve_misplaced(const Meeting *meeting, uint8_t *bad) {
+    Check check = {meeting, bad};
+    for_each((size_t)meeting->workers, (size_t)meeting->threads, check_row, &check);
 }

@@ -13,7 +13,7 @@ from gradsieve.ops import reference
 from gradsieve.ops import triton_kernels as kernels
 from gradsieve.ops import triton_select as finding
 from gradsieve.ops.rng import ROUNDS
-from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, Work, cdiv, steps, stride
+from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, Work, cdiv, row_strides, steps, stride
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 WIDTH = 1024
@@ -156,23 +156,9 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     kernels.place[(max(cdiv(kept, 256), 1), work.workers)](
         *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.flags("nonfinite"),
         into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
-        into.offsets_LK.stride(0), into.values_LK.stride(0), into.slots,
-        LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
+        *row_strides(into)[1:], into.slots, LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
     )  # fmt: skip
     return measured(pending, into)
-
-
-def flush(pending: Pending, out_Ln: Tensor) -> Tensor:
-    """Everything is sent: ``out = p``, memory = 0 (where p is finite). Returns nonfinite_L."""
-    if not fits(pending):
-        return reference.flush(pending, out_Ln)
-    workers, n = pending.grad_Ln.shape
-    nonfinite_L = torch.zeros(workers, dtype=torch.int32, device=out_Ln.device)
-    kernels.flush[(cdiv(n, WIDTH), workers)](
-        pending.grad_Ln, pending.memory_Ln, out_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln),
-        stride(out_Ln), n, pending.decay, pending.gain, nonfinite_L, WIDTH=WIDTH, **PRECISE,
-    )  # fmt: skip
-    return nonfinite_L
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -184,16 +170,15 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
             sparse.counts_LB, sparse.offsets_LK, sparse.values_LK, out_n, sparse.size, float(divisor)
         )
         return out_n
-    total_n = out_n if out_n.dtype == torch.float32 and out_n.is_contiguous() else out_n.new_empty(
-        sparse.size, dtype=torch.float32
-    )
+    direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
+    total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
     workers, blocks = sparse.counts_LB.shape
     quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
     kernels.decode[(blocks,)](
-        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), total_n, quotients,
-        quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=256, num_warps=4,
+        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots, total_n,
+        quotients, quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=256,
     )  # fmt: skip
-    return out_n if total_n is out_n else out_n.copy_(total_n)
+    return out_n if direct else out_n.copy_(total_n)
 
 
 def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
@@ -208,8 +193,23 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
     """``memory += sent``: undo a sending."""
     if memory_Ln.dtype != torch.float32:
-        return reference.give_back(memory_Ln, sparse)
-    touch(memory_Ln, sparse, add=True)
+        reference.give_back(memory_Ln, sparse)
+    else:
+        touch(memory_Ln, sparse, add=True)
+
+
+def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
+    """Where ``when`` (one bool) is true, take the step back: ``memory = (memory + sent - gain * grad) / decay``."""
+    if not fits(pending) or pending.decay == 0:
+        reference.undo(pending, sparse, when)
+        return
+    before_LK = torch.empty(sparse.values_LK.shape, device=when.device)
+    workers, blocks = sparse.counts_LB.shape
+    kernels.undo[(blocks, workers)](
+        pending.grad_Ln, pending.memory_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln), sparse.size,
+        pending.decay, pending.gain, when, sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
+        *strides(sparse), sparse.slots, before_LK, stride(before_LK), WIDTH=WIDTH, **PRECISE,
+    )  # fmt: skip
 
 
 def clear(target_Ln: Tensor, sparse: Sparse) -> None:
@@ -217,12 +217,24 @@ def clear(target_Ln: Tensor, sparse: Sparse) -> None:
     touch(target_Ln, sparse, add=False)
 
 
+def misplaced(sparse: Sparse) -> Tensor:
+    """True for a worker whose counts or positions are out of range, or that names a coordinate twice."""
+    workers, blocks = sparse.counts_LB.shape
+    bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
+    if blocks:
+        kernels.misplaced[(blocks, workers)](
+            sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.counts_LB.stride(0), sparse.offsets_LK.stride(0),
+            sparse.slots, sparse.size, bad_L, WIDTH=256,
+        )  # fmt: skip
+    return bad_L != 0
+
+
 def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
     workers, blocks = sparse.counts_LB.shape
     if blocks:
         kernels.touch[(blocks, workers)](
             target_Ln, stride(target_Ln), sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
-            *strides(sparse), sparse.size, ADD=add, WIDTH=256,
+            *strides(sparse), sparse.slots, sparse.size, ADD=add, WIDTH=256,
         )  # fmt: skip
 
 
@@ -283,9 +295,7 @@ def _threshold(
     threshold(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), limit)
 
 
-def _decode(
-    counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, out_n: Tensor, size: int, divisor: float
-) -> None:
+def _decode(counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, out_n: Tensor, size: int, divisor: float) -> None:
     none_L = counts_LB.new_empty(0)
     decode(Sparse(size, counts_LB, offsets_LK, values_LK, none_L, none_L), out_n, divisor)
 

@@ -17,6 +17,8 @@ SUPERS: tl.constexpr = tl.constexpr(256)  # groups of 128 blocks: enough for 2**
 SPREAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector to itself
 REPLICAS: tl.constexpr = tl.constexpr(32)  # of the sums for the moments, against contention
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
+PLAIN = """n floor limit segments lists cap tiles blocks slots kept samples workers counts_stride offsets_stride
+values_stride wanted_stride bad_stride before_stride quotients_stride""".split()  # compile once whatever they are
 NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
 
 
@@ -102,7 +104,7 @@ def tile_index(tile):
     return tile * TILE + group * 128 + tl.arange(0, 32)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
 
 
-@triton.jit(do_not_specialize=["floor", "cap"])
+@triton.jit(do_not_specialize=PLAIN)
 def sieve(
     grad, memory, grad_stride, memory_stride, n, decay, gain, floor,
     bounds, floors, heads, words, list_p, list_offset, overflow, nonfinite, moments,
@@ -151,7 +153,7 @@ def sieve(
     collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles)
 
 
-@triton.jit(do_not_specialize=["cap"])
+@triton.jit(do_not_specialize=PLAIN)
 def resieve(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
     bounds, floors, short, heads, heads_again, words, list_p, list_offset, overflow, overflow_again, nonfinite, gate,
@@ -195,8 +197,7 @@ def chosen(
         edge = tl.load(limits + at)
         age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
         return (key > edge) | ((key == edge) & (age >= tl.load(ages + at)))
-    else:
-        return key > limit
+    return key > limit
 
 
 @triton.jit
@@ -217,7 +218,7 @@ def entries(list_p, list_offset, row, tile, start, count, i, lists, cap):
     return p, tile[:, None] * TILE + tl.load(list_offset + at, mask=there, other=0).to(tl.int32), there
 
 
-@triton.jit(do_not_specialize=["limit", "cap"])
+@triton.jit(do_not_specialize=PLAIN)
 def count(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
     bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
@@ -275,11 +276,12 @@ def put(p, index, hit, slot, memory, offsets, values, slots, LIMIT: tl.constexpr
     tl.store(memory + index, p - sent.to(tl.float32), mask=hit & (key_of(p) < INFINITE))
 
 
-@triton.jit(do_not_specialize=["limit", "cap", "slots"])
+@triton.jit(do_not_specialize=PLAIN)
 def pack(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
     bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
-    counts, offsets, values, wanted, nonfinite_out, counts_stride, offsets_stride, values_stride, slots,
+    counts, offsets, values, wanted, nonfinite_out,
+    counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     segments, lists, cap, tiles, blocks,
     LIMIT: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
 ):  # fmt: skip
@@ -296,8 +298,8 @@ def pack(
     bad = tl.load(nonfinite + row)
     tl.store(counts + row * counts_stride + block, tl.minimum(before + mine, slots) - tl.minimum(before, slots))
     if block == 0:
-        tl.store(wanted + row, tl.sum(sums))
-        tl.store(nonfinite_out + row, bad)
+        tl.store(wanted + row * wanted_stride, tl.sum(sums))
+        tl.store(nonfinite_out + row * bad_stride, bad)
     if (mine > 0) & (before < slots):
         grad += row.to(tl.int64) * grad_stride
         memory += row.to(tl.int64) * memory_stride
@@ -335,10 +337,10 @@ def pack(
                 slot += tl.sum(one, 1)
 
 
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=PLAIN)
 def place(
     grad, memory, grad_stride, memory_stride, decay, gain, index_LK, kept, nonfinite,
-    offsets, values, wanted, nonfinite_out, offsets_stride, values_stride, slots,
+    offsets, values, wanted, nonfinite_out, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     LIMIT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Send the given coordinates, sorted, from a memory that holds p."""
@@ -354,11 +356,11 @@ def place(
     values += row.to(tl.int64) * values_stride
     put(p, index, hit, slot, memory, offsets, values, slots, LIMIT)
     if tl.program_id(0) == 0:
-        tl.store(wanted + row, kept)
-        tl.store(nonfinite_out + row, bad)
+        tl.store(wanted + row * wanted_stride, kept)
+        tl.store(nonfinite_out + row * bad_stride, bad)
 
 
-@triton.jit(do_not_specialize=["slots"])
+@triton.jit(do_not_specialize=PLAIN)
 def place_counts(index_LK, kept, counts, counts_stride, slots, blocks, STEPS: tl.constexpr):
     """How many of the sorted coordinates each block holds, as far as there are slots."""
     row = tl.program_id(1)
@@ -382,7 +384,7 @@ def place_counts(index_LK, kept, counts, counts_stride, slots, blocks, STEPS: tl
     tl.store(counts + row * counts_stride + block, upto - below, mask=block < blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def draw(
     index_LK, keys_LS, firsts, bounds, half, kept, segments, STEPS: tl.constexpr, ROUNDS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -414,27 +416,7 @@ def draw(
     tl.store(index_LK + row.to(tl.int64) * kept + slot, (start + out.to(tl.int64)).to(tl.int32), mask=there)
 
 
-@triton.jit
-def flush(
-    grad, memory, out, grad_stride, memory_stride, out_stride, n, decay, gain, nonfinite, WIDTH: tl.constexpr
-):  # fmt: skip
-    """out = p, memory = 0 where p is finite."""
-    row = tl.program_id(1)
-    index = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = index < n
-    memory += row.to(tl.int64) * memory_stride
-    m = tl.load(memory + index, mask=inside, other=0.0)
-    g = tl.load(grad + row.to(tl.int64) * grad_stride + index, mask=inside, other=0.0)
-    p = m * decay + g.to(tl.float32) * gain
-    finite = key_of(p) < INFINITE
-    tl.store(out + row.to(tl.int64) * out_stride + index, p.to(out.dtype.element_ty), mask=inside)
-    tl.store(memory + index, tl.where(finite, 0.0, m), mask=inside)
-    bad = tl.sum((finite ^ True).to(tl.int32))
-    if bad > 0:
-        tl.atomic_add(nonfinite + row, bad, sem="relaxed")
-
-
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def mean(rows, out, stride, workers, n, divisor, WIDTH: tl.constexpr):
     """out = (rows summed in rank order) / divisor."""
     index = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
@@ -445,7 +427,7 @@ def mean(rows, out, stride, workers, n, divisor, WIDTH: tl.constexpr):
     tl.store(out + index, tl.div_rn(total, tl.zeros_like(total) + divisor).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def squares(memory, stride, n, parts, WIDTH: tl.constexpr):
     """Partial squared norms of the rows, in float64."""
     row = tl.program_id(1)
@@ -459,34 +441,123 @@ def squares(memory, stride, n, parts, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def share(counts, ends, counts_stride, worker, block, blocks):
+    """First slot and number of a block's elements; not more than a block has, whatever arrived."""
+    size = tl.load(counts + worker * counts_stride + block)
+    return tl.load(ends + worker * blocks + block) - size, tl.minimum(size, 65536)
+
+
+@triton.jit
+def arrived(offsets, stride, worker, slot, hit, slots, room):
+    """Positions in the block, and which are there and inside."""
+    hit &= (slot >= 0) & (slot < slots)
+    at = tl.load(offsets + tl.cast(worker, tl.int64) * stride + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF
+    return at, hit & (at < room)
+
+
+@triton.jit(do_not_specialize=PLAIN)
 def touch(
-    target, target_stride, counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, n,
+    target, target_stride, counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, n,
     ADD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """target += sent, or target = 0, at the coordinates that were sent."""
     block = tl.program_id(0)
     row = tl.program_id(1)
-    size = tl.load(counts + row * counts_stride + block)
-    start = tl.load(ends + row * tl.num_programs(0) + block) - size
-    target += row.to(tl.int64) * target_stride
+    start, size = share(counts, ends, counts_stride, row, block, tl.num_programs(0))
+    target += row.to(tl.int64) * target_stride + block.to(tl.int64) * 65536
+    values += row.to(tl.int64) * values_stride
     for i in range(0, size, WIDTH):
         j = i + tl.arange(0, WIDTH)
-        hit = j < size
-        slot = row.to(tl.int64) * offsets_stride + start + j
-        index = block * 65536 + (tl.load(offsets + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF)
-        hit &= index < n
+        at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, n - block * 65536)
         if ADD:
-            slot = row.to(tl.int64) * values_stride + start + j
-            old = tl.load(target + index, mask=hit, other=0.0)
-            tl.store(target + index, old + tl.load(values + slot, mask=hit, other=0.0).to(tl.float32), mask=hit)
+            new = tl.load(target + at, mask=hit, other=0.0)
+            new += tl.load(values + start + j, mask=hit, other=0.0).to(tl.float32)
         else:
-            tl.store(target + index, tl.zeros([WIDTH], target.dtype.element_ty), mask=hit)
+            new = tl.zeros([WIDTH], tl.float32)
+        tl.store(target + at, new.to(target.dtype.element_ty), mask=hit)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def undo(
+    grad, memory, grad_stride, memory_stride, n, decay, gain, when,
+    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, before, before_stride,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """memory = (memory + sent - gain * grad) / decay where ``when``; the sent are set aside before the others."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    if tl.load(when) != 0:
+        start, size = share(counts, ends, counts_stride, row, block, tl.num_programs(0))
+        room = n - block * 65536
+        grad += row.to(tl.int64) * grad_stride + block.to(tl.int64) * 65536
+        memory += row.to(tl.int64) * memory_stride + block.to(tl.int64) * 65536
+        values += row.to(tl.int64) * values_stride
+        before += row.to(tl.int64) * before_stride
+        for i in range(0, size, WIDTH):
+            j = i + tl.arange(0, WIDTH)
+            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, room)
+            sent = tl.load(values + start + j, mask=hit, other=0.0).to(tl.float32)
+            tl.store(before + start + j, taken_back(grad, memory, at, hit, sent, decay, gain), mask=hit)
+        tl.debug_barrier()
+        for i in range(0, 65536, WIDTH):
+            at = i + tl.arange(0, WIDTH)
+            hit = at < room
+            back = taken_back(grad, memory, at, hit, tl.zeros([WIDTH], tl.float32), decay, gain)
+            tl.store(memory + at, back, mask=hit)
+        tl.debug_barrier()
+        for i in range(0, size, WIDTH):
+            j = i + tl.arange(0, WIDTH)
+            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, room)
+            tl.store(memory + at, tl.load(before + start + j, mask=hit, other=0.0), mask=hit)
 
 
 @triton.jit
+def taken_back(grad, memory, at, hit, sent, decay, gain):
+    m = tl.load(memory + at, mask=hit, other=0.0)
+    g = tl.load(grad + at, mask=hit, other=0.0).to(tl.float32) * gain
+    finite = key_of(m * decay + g) < INFINITE
+    return tl.where(finite, tl.div_rn(m + sent - g, tl.zeros_like(m) + decay), m)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def misplaced(
+    counts, ends, offsets, counts_stride, offsets_stride, slots, n, bad, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Counts and positions in range, and none twice; rising positions, as our kernels send, need one look each."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    size = tl.load(counts + row * counts_stride + block)
+    stop = tl.load(ends + row * tl.num_programs(0) + block)
+    room = tl.minimum(n - block * 65536, 65536)
+    wrong = (size < 0) | (size > room) | (stop > slots) | (stop < size)
+    if wrong:
+        tl.store(bad + row, 1)
+    else:
+        offsets += row.to(tl.int64) * offsets_stride + stop - size
+        twice = 0
+        outside = 0
+        falls = 0
+        for i in range(0, size, WIDTH):
+            j = i + tl.arange(0, WIDTH)
+            at = tl.load(offsets + j, mask=j < size, other=0).to(tl.int32) & 0xFFFF
+            ahead = tl.load(offsets + j + 1, mask=j + 1 < size, other=-1).to(tl.int32) & 0xFFFF
+            outside += tl.sum(((j < size) & (at >= room)).to(tl.int32))
+            falls += tl.sum(((j + 1 < size) & (ahead <= at)).to(tl.int32))
+        if falls > 0:
+            for i in range(0, size, WIDTH):
+                j = i + tl.arange(0, WIDTH)
+                at = tl.load(offsets + j, mask=j < size, other=0).to(tl.int32) & 0xFFFF
+                for other in range(size):
+                    same = (j < size) & (j != other) & (at == (tl.load(offsets + other).to(tl.int32) & 0xFFFF))
+                    twice += tl.sum(same.to(tl.int32))
+        if outside + twice > 0:
+            tl.store(bad + row, 1)
+
+
+@triton.jit(do_not_specialize=PLAIN)
 def decode(
-    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, out, quotients, quotients_stride,
-    workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
+    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, quotients,
+    quotients_stride, workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """One program owns one block and walks the workers in rank order, so the sum is the same everywhere.
 
@@ -495,39 +566,32 @@ def decode(
     """
     block = tl.program_id(0)
     blocks = tl.num_programs(0)
-    base = block.to(tl.int64) * 65536
-    room = n - base
-    out += base
+    room = n - block * 65536
+    out += block.to(tl.int64) * 65536
     for i in range(0, 65536, 4096):
         index = i + tl.arange(0, 4096)
         tl.store(out + index, tl.zeros([4096], tl.float32), mask=index < room)
     tl.debug_barrier()
     for w in range(workers):
-        size = tl.load(counts + w * counts_stride + block)
-        start = tl.load(ends + w * blocks + block) - size
+        start, size = share(counts, ends, counts_stride, w, block, blocks)
         for i in range(0, size, WIDTH):
-            slot = start + i + tl.arange(0, WIDTH)
-            hit = i + tl.arange(0, WIDTH) < size
-            at = tl.load(offsets + tl.cast(w, tl.int64) * offsets_stride + slot, mask=hit, other=0).to(tl.int32)
-            at = at & 0xFFFF
-            hit &= at < room
-            value = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=hit, other=0.0)
+            j = i + tl.arange(0, WIDTH)
+            at, hit = arrived(offsets, offsets_stride, w, start + j, j < size, slots, room)
+            value = tl.load(values + tl.cast(w, tl.int64) * values_stride + start + j, mask=hit, other=0.0)
             tl.store(out + at, tl.load(out + at, mask=hit, other=0.0) + value.to(tl.float32), mask=hit)
         tl.debug_barrier()
     if DIVIDE:
         for writing in tl.static_range(2):
-            for w0 in range(0, workers, 8):
-                w = w0 + tl.arange(0, 8)
-                size = tl.load(counts + w * counts_stride + block, mask=w < workers, other=0)
-                start = tl.load(ends + w * blocks + block, mask=w < workers, other=0) - size
-                for i in range(0, tl.max(size), 128):
-                    j = i + tl.arange(0, 128)[None, :]
-                    hit = j < size[:, None]
-                    slot = start[:, None] + j
-                    row = w.to(tl.int64)[:, None]
-                    at = tl.load(offsets + row * offsets_stride + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF
-                    hit &= at < room
-                    quotient = quotients + row * quotients_stride + slot
+            for first in range(0, workers, 8):
+                some = first + tl.arange(0, 8)
+                there = some < workers
+                sizes = tl.minimum(tl.load(counts + some * counts_stride + block, mask=there, other=0), 65536)
+                starts = (tl.load(ends + some * blocks + block, mask=there, other=0) - sizes)[:, None]
+                for i in range(0, tl.max(sizes), 128):
+                    slot = starts + i + tl.arange(0, 128)[None, :]
+                    within = i + tl.arange(0, 128)[None, :] < sizes[:, None]
+                    at, hit = arrived(offsets, offsets_stride, some[:, None], slot, within, slots, room)
+                    quotient = quotients + some.to(tl.int64)[:, None] * quotients_stride + slot
                     if writing == 0:
                         total = tl.load(out + at, mask=hit, other=0.0)
                         tl.store(quotient, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)

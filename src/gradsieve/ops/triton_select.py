@@ -12,6 +12,7 @@ from gradsieve.ops.triton_kernels import (
     CHUNK,
     INFINITE,
     NEWEST,
+    PLAIN,
     REPLICAS,
     TILE,
     TILES,
@@ -41,11 +42,10 @@ def ballot(key, index, there, start, at, closed, prefix, limits, LEVEL: tl.const
     if LEVEL % 3 != 0:
         hit &= (value >> (SHIFT + 10)) == tl.load(prefix + at)
         return hit, (value >> SHIFT) & 1023
-    else:
-        return hit, value >> SHIFT
+    return hit, value >> SHIFT
 
 
-@triton.jit(do_not_specialize=["cap"])
+@triton.jit(do_not_specialize=PLAIN)
 def tally(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
     bounds, words, list_p, list_offset, dense, nonfinite, gate, closed, prefix, limits, histogram,
@@ -61,7 +61,7 @@ def tally(
         grad += row.to(tl.int64) * grad_stride
         memory += row.to(tl.int64) * memory_stride
         bad = tl.load(nonfinite + row)
-        everything = tl.load(dense + row) != 0
+        everything = (tl.load(dense + row) != 0) | SAMPLE
         for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
             begin = block * (TILES * TILE)
             stop = tl.minimum(begin + TILES * TILE, n)
@@ -111,7 +111,7 @@ def tally(
                             )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def narrow(
     histogram, wants, need, closed, prefix, limits, ages, seen, short, floors, floors_again,
     overflow, gate, failed, onward, segments,
@@ -130,19 +130,15 @@ def narrow(
         votes = tl.load(histogram + at * BINS + bin)
         tl.store(histogram + at * BINS + bin, tl.zeros([BINS], tl.int32))
         total = tl.sum(votes)
-        if LEVEL == 0:
-            wanted = tl.load(wants + s)
-        else:
-            wanted = tl.load(need + at)
+        wanted = tl.load(wants + s) if LEVEL == 0 else tl.load(need + at)
         fine = True
-        if LEVEL == 0:
-            if MODE == SELECT:
-                fine = (total >= wanted) & (tl.load(overflow + row) == 0)
-                if not GATED:
-                    tl.store(seen + at, total)
-                    tl.store(short + at, (fine ^ True).to(tl.int32))
-                if fine ^ True:
-                    tl.store(failed + row, 1)
+        if LEVEL == 0 and MODE == SELECT:
+            fine = (total >= wanted) & (tl.load(overflow + row) == 0)
+            if not GATED:
+                tl.store(seen + at, total)
+                tl.store(short + at, (fine ^ True).to(tl.int32))
+            if fine ^ True:
+                tl.store(failed + row, 1)
         if fine:
             over = total - tl.cumsum(votes)
             into = (over < wanted) & (over + votes >= wanted)
@@ -187,7 +183,7 @@ def lower(limit, factor):
     return tl.where(limit < INFINITE, tl.where(limit < 0, -1, floor), limit)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def steer(
     floors, gaps, limits, seen, bounds, wants, overflow, segments, SMALL: tl.constexpr
 ):  # fmt: skip
@@ -215,7 +211,7 @@ def steer(
     tl.store(gaps + at, gap)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def sample(
     grad, memory, grad_stride, memory_stride, decay, gain, bounds, sampled, firsts, strides, keys, nonfinite, gate,
     samples, segments, STEPS: tl.constexpr, GATED: tl.constexpr, WIDTH: tl.constexpr,
@@ -239,7 +235,7 @@ def sample(
             tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key, -1), mask=there)
 
 
-@triton.jit(do_not_specialize=["cap"])
+@triton.jit(do_not_specialize=PLAIN)
 def above(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
     bounds, words, list_p, list_offset, dense, nonfinite, gate, limits, found,
@@ -293,7 +289,7 @@ def propose(t, k, at, row, limits, ages, floors, overflow, dense, gate):
     return limit
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def gaussian_start(
     moments, plan, wants, bounds, bracket, limits, ages, floors, overflow, dense, gate, segments
 ):  # fmt: skip
@@ -314,7 +310,7 @@ def gaussian_start(
     propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def sample_start(
     values, wants, bounds, bracket, limits, ages, floors, overflow, dense, gate, segments
 ):  # fmt: skip
@@ -329,7 +325,7 @@ def sample_start(
     propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def refine(
     found, plan, wants, bracket, closed, limits, ages, floors, overflow, dense, gate, segments,
     FIRST: tl.constexpr, LAST: tl.constexpr,
@@ -385,7 +381,7 @@ def refine(
             propose(t, k, at, row, limits, ages, floors, overflow, dense, gate)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def overshoot(found, plan, wants, closed, gate, segments):
     """Open again the segments that kept too many: they get the exact k."""
     s = tl.program_id(0)

@@ -37,6 +37,11 @@ def stride(tensor: Tensor) -> int:
     return tensor.stride(0) if tensor.shape[0] > 1 else 0
 
 
+def row_strides(into: Sparse) -> tuple[int, ...]:
+    parts = into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
+    return tuple(part.stride(0) for part in parts)
+
+
 def constant(values: list, dtype: torch.dtype, device: torch.device) -> Tensor:
     """On the device without waiting for it."""
     host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
@@ -118,7 +123,8 @@ class Plan:
     @cached_property
     def half_S(self) -> Tensor:
         """Half the bits of the power of four that ``rng.permute`` permutes."""
-        return constant([(max(size - 1, 1).bit_length() + 1) // 2 for size in self.segments.sizes], torch.int32, self.device)
+        half = [(max(size - 1, 1).bit_length() + 1) // 2 for size in self.segments.sizes]
+        return constant(half, torch.int32, self.device)
 
     @cached_property
     def strides(self) -> list[int]:
@@ -387,7 +393,7 @@ class Work:
             into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
         kernels.pack[grid](
             *common, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
-            into.counts_LB.stride(0), into.offsets_LK.stride(0), into.values_LK.stride(0), into.slots,
+            *row_strides(into), into.slots,
             *self.sizes, self.blocks, LIMIT=torch.finfo(into.values_LK.dtype).max, **search, **PRECISE,
         )  # fmt: skip
         return into

@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -144,7 +145,7 @@ def drawing(chart: Chart, runs: Sequence[Run]) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
 
 
-def _rc() -> dict[str, object]:
+def _rc() -> dict[Any, Any]:
     return {
         "font.family": "sans-serif",
         "font.size": 10.0,

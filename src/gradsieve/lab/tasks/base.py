@@ -37,7 +37,8 @@ class Recipe:
     """How a task is trained unless the user says otherwise.
 
     The schedule is in fractions of the run, so that fewer epochs compress it: the rate grows linearly from
-    ``lr / 10`` to ``lr`` over ``warmup``, and is divided by 10 at each point of ``decay_at``.
+    ``lr / 10`` to ``lr`` over ``warmup``, and is divided by 10 at each point of ``decay_at``. ``smoothing`` is
+    that of the labels, in training alone.
     """
 
     lr: float
@@ -45,6 +46,7 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    smoothing: float = 0.0
     warmup: float = 0.0
     decay_at: tuple[float, ...] = ()
 
@@ -128,8 +130,8 @@ class Classification:
 
     def batch_gradients(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         if vectorisable(model):
-            return _gradients_at_once(model, batch)
-        return _gradients_one_by_one(model, batch)
+            return _gradients_at_once(model, batch, self.recipe.smoothing)
+        return _gradients_one_by_one(model, batch, self.recipe.smoothing)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module) -> Evaluation:
@@ -158,20 +160,21 @@ def vectorisable(model: nn.Module) -> bool:
     )
 
 
-def _gradients_at_once(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def _gradients_at_once(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
     def loss_of(parameters: dict[str, Tensor], inputs_B: Tensor, labels_B: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(model, parameters, (inputs_B,)), labels_B)
+        logits = functional_call(model, parameters, (inputs_B,))
+        return functional.cross_entropy(logits, labels_B, label_smoothing=smoothing)
 
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     gradients, losses_W = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))(parameters, *batch)
     return losses_W, torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def _gradients_one_by_one(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def _gradients_one_by_one(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
     parameters = list(model.parameters())
     losses, rows = [], []
     for inputs_B, labels_B in zip(*batch, strict=True):
-        loss = functional.cross_entropy(model(inputs_B), labels_B)
+        loss = functional.cross_entropy(model(inputs_B), labels_B, label_smoothing=smoothing)
         gradients = torch.autograd.grad(loss, parameters)
         rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
         losses.append(loss.detach())

@@ -33,7 +33,15 @@ def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Clas
     return Classification(
         name="digits",
         description="scikit-learn digits (1,797 8x8 images), MLP 64-256-128-10",
-        recipe=Recipe(lr=0.05, batch_size=16, momentum=0.9, weight_decay=1e-4, warmup=0.1, decay_at=(0.5, 0.8)),
+        recipe=Recipe(
+            lr=0.1,
+            batch_size=16,
+            momentum=0.9,
+            weight_decay=1e-4,
+            smoothing=0.1,
+            warmup=0.1,
+            decay_at=(0.5, 0.8),
+        ),
         build=_net,
         train_inputs=torch.from_numpy((train_images - mean) / deviation).float(),
         train_labels=torch.from_numpy(train_labels).long(),

@@ -1,0 +1,91 @@
+"""Slots and forms: every rank comes to the same plan, and it is never dearer than dense."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradsieve as gs
+from gradsieve.exchange.plan import LONGEST_REST, Plan
+
+
+def plan_of(size=100_000, workers=4, fixed=None, **options):
+    return Plan(size=size, values=torch.float32, workers=workers, layout=1, fixed=fixed, **options)
+
+
+@given(size=st.integers(0, 5000), workers=st.integers(1, 20))
+def test_most_is_where_a_gather_gets_dearer_than_dense(size, workers):
+    plan = plan_of(size, workers)
+    assert -1 <= plan.most <= size
+    if plan.most >= 0:
+        assert plan.gather_bytes(plan.format(plan.most)) <= plan.dense_bytes
+    if plan.most < size:
+        assert plan.gather_bytes(plan.format(plan.most + 1)) > plan.dense_bytes
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("rule", ["threshold:0.1", "topk:0.5", "gaussiank:0.5", "dense", "randomk:0.01"])
+@pytest.mark.parametrize("size", [0, 1, 5, 40, 3000])
+def test_auto_never_sends_more_than_dense(rule, size, workers, generator):
+    """Also for a model too small for any header."""
+    sim = gs.Simulator(size, gs.parse(rule), workers=workers)
+    for _ in range(6):
+        sim.step(torch.randn(workers, size, generator=generator))
+        assert sim.stats().last.bytes <= sim.stats().last.dense_bytes
+
+
+def test_a_fixed_rule_knows_its_slots_and_learns_nothing():
+    plan = plan_of(fixed=100)
+    plan.learn(5000)
+    assert plan.slots == 100
+    assert not plan.dense
+    assert plan_of(fixed=99_999).dense
+    assert not plan_of(fixed=99_999, may_go_dense=False).dense
+
+
+def test_slots_follow_the_last_count():
+    plan = plan_of()
+    assert plan.slots is None
+    plan.learn(1000)
+    first = plan.slots
+    assert 1000 < first <= 1.2 * 1000
+    plan.learn(first)
+    assert plan.slots == first  # enough: no change
+    plan.learn(first + 1)
+    assert plan.slots > first  # too few
+    plan.learn(200)
+    assert 200 < plan.slots < 300  # far too many
+    assert plan.slots % 16 == 0
+
+
+def test_strict_agrees_anew_each_time():
+    plan = plan_of(strict=True)
+    plan.learn(1000)
+    assert plan.slots is None
+
+
+def test_too_many_elements_go_dense_for_longer_and_longer():
+    plan = plan_of()
+    rests = []
+    for _ in range(10):
+        plan.learn(plan.most + 1)
+        rests.append(0)
+        while plan.dense:
+            rests[-1] += 1
+            plan.went_dense()
+    assert rests[:4] == [1, 2, 4, 8]
+    assert max(rests) == rests[-1] == LONGEST_REST
+    plan.learn(10)
+    plan.learn(plan.most + 1)
+    assert plan.rest == 1
+
+
+def test_a_step_after_the_rest_is_sparse_again(generator):
+    sim = gs.Simulator(3000, gs.HardThreshold(1.0), workers=4)
+    densities = []
+    for step in range(8):
+        sim.step(torch.randn(4, 3000, generator=generator) * (100.0 if step < 2 else 0.0))
+        densities.append(sim.stats().last.density)
+    assert 1.0 in densities
+    assert densities[-1] == 0.0
+    assert not sim.channel.memory.memory_Ln.abs().ge(1.0).any()

@@ -1,0 +1,78 @@
+"""Saved states: keyed by name, checked whole before anything changes."""
+
+import copy
+
+import pytest
+import torch
+
+import gradsieve as gs
+
+PARAMS = [torch.zeros(6), torch.zeros(4)]
+
+
+def simulator(rule="topk:0.2", params=PARAMS, **options):
+    return gs.Simulator(params, gs.parse(rule), **{"workers": 2, "exchange": "allgather", **options})
+
+
+def after_a_step(**options):
+    sim = simulator(**options)
+    sim.step(torch.arange(20.0).view(2, 10), lr=0.5)
+    return sim
+
+
+def plain(value):
+    """Whether a value is made of tensors and plain values only."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and plain(part) for key, part in value.items())
+    return value is None or type(value) in (torch.Tensor, int, float, str)
+
+
+@pytest.mark.parametrize("feedback", ["gradient", "update", "momentum", "none"])
+def test_a_state_is_by_parameter_name_and_plain(feedback):
+    state = after_a_step(rule="accordion:0.2,0.4", feedback=feedback).state_dict()
+    assert plain(state)
+    assert {name: tuple(parts["memory"].shape) for name, parts in state["memory"].items()} == {"0": (2, 6), "1": (2, 4)}
+    assert (state["step"], state["lr"], state["feedback"]) == (1, 0.5, feedback)
+
+
+BAD = {
+    "nothing": lambda state: None,
+    "a list": lambda state: [state],
+    "another version": lambda state: {**state, "version": 99},
+    "another feedback": lambda state: {**state, "feedback": "momentum"},
+    "a parameter too many": lambda state: {**state, "memory": {**state["memory"], "2": state["memory"]["1"]}},
+    "another size": lambda state: {**state, "memory": {**state["memory"], "1": state["memory"]["0"]}},
+    "three workers": lambda state: {
+        **state,
+        "memory": {name: {"memory": parts["memory"].repeat(2, 1)[:3]} for name, parts in state["memory"].items()},
+    },
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_refused_and_changes_nothing(case):
+    sim = after_a_step()
+    before = copy.deepcopy(sim.state_dict())
+    with pytest.raises(ValueError, match="state"):
+        sim.load_state_dict(BAD[case](copy.deepcopy(before)))
+    after = sim.state_dict()
+    assert after["step"] == before["step"]
+    for name, parts in before["memory"].items():
+        assert torch.equal(after["memory"][name]["memory"], parts["memory"])
+
+
+def test_a_memory_finds_its_parameter_in_another_scope():
+    saved = after_a_step().state_dict()
+    sim = simulator(scope="global")
+    sim.load_state_dict(saved)
+    assert torch.equal(sim.channel.memory.memory_Ln, torch.cat([saved["memory"][n]["memory"] for n in "01"], dim=1))
+
+
+def test_a_loaded_memory_is_delivered_by_a_dense_step():
+    """A dense step sends a gradient as it lies only where nothing waits; a loaded memory waits."""
+    saved = after_a_step().state_dict()
+    sim = simulator(exchange="dense")
+    sim.load_state_dict(saved)
+    waiting_n = torch.cat([saved["memory"][name]["memory"] for name in "01"], dim=1).mean(0)
+    assert torch.equal(sim.step(torch.zeros(2, 10)), waiting_n)
+    assert not sim.channel.memory.memory_Ln.any()
