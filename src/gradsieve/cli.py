@@ -31,7 +31,6 @@ app = typer.Typer(
     name="gradsieve",
     help="Train over slow networks: send only the gradient coordinates that matter, and see what it cost and saved.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -58,9 +57,10 @@ _REPORT_HELP = """Rebuild report.html, curves.png and summary.json from the resu
 """
 
 
-@app.callback()
-def _root() -> None:
-    """Keeps the commands named, however many there are."""
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command("compare", help=_COMPARE_HELP)
@@ -147,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(app(args=arguments, prog_name="gradsieve", standalone_mode=False) or 0)
     except typer.TyperException as error:
         message = error.format_message()
+        if message.startswith("No such command"):
+            message += f" Commands are {', '.join(command.name or '' for command in app.registered_commands)}."
     except LabError as error:
         message = str(error)
     except OSError as error:

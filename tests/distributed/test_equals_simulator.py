@@ -67,7 +67,7 @@ def test_every_feedback_bit_for_bit(feedback, ranks):
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_rebuilt_buckets_lose_no_memory(cap, static_graph, ranks):
     """Row 4. Sparse from step 0; DDP rebuilds its buckets under it, in another order."""
-    options, shapes = {"exchange": "allgather", "strict": True}, ((80, 100), (100,), (30, 100), (9000,))
+    options, shapes = {"exchange": "allgather", "strict": True}, ((80, 100), (100,), (30, 100), (14000,))
     cases = [
         (rule, {"bucket_cap_mb": cap, "static_graph": static_graph}, options)
         for rule in ("threshold:2", "topk:0.1", "randomk:0.1", "accordion:0.1,0.4,interval=3")

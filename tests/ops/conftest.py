@@ -38,14 +38,9 @@ def _portable() -> Iterator[None]:
 
 @contextmanager
 def _three_threads() -> Iterator[None]:
-    before, per_thread = torch.get_num_threads(), native._PER_THREAD
-    torch.set_num_threads(3)
-    native._PER_THREAD = 100
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_threads", lambda coordinates: 3)
         yield
-    finally:
-        torch.set_num_threads(before)
-        native._PER_THREAD = per_thread
 
 
 FAST = [

@@ -131,7 +131,7 @@ def test_every_size(fast, workers, size):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("slots", [None, 0, 5, 400, 30_000])
+@pytest.mark.parametrize("slots", [None, 0, 5, 400])
 def test_every_kind_of_data_and_any_room(fast, kind, slots):
     case = Case(fast, 2, 70_001, kind=kind, slots=slots, pieces=4, measure=True)
     k_S = ks(case.segments, 0.01)
@@ -286,7 +286,7 @@ def test_a_row_does_not_depend_on_the_others(fast, op):
         assert torch.equal(single.counts_LB[0], sparse.counts_LB[row])
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [0, 1, 1000, 65_537, 200_003])
 @pytest.mark.parametrize("values", DTYPES)
 @pytest.mark.parametrize("out", [*DTYPES, torch.float64])
 def test_decode_mean_give_back_clear(fast, size, values, out):

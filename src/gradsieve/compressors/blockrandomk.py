@@ -40,7 +40,7 @@ class BlockRandomK:
 
 def runs(segments: Segments, k_S: tuple[int, ...], keys_LS: Tensor) -> Tensor:
     """Each worker's coordinates: in every segment k in a row from ``key mod size``, wrapping."""
-    k = torch.tensor(k_S)
+    k = torch.tensor(k_S, dtype=torch.int64)
     segment_K = torch.repeat_interleave(torch.arange(len(k_S)), k)
     slot_K = torch.arange(len(segment_K)) - (k.cumsum(0) - k)[segment_K]
     bounds = segments.tensor(torch.device("cpu"))

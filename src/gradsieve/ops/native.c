@@ -146,7 +146,7 @@ INLINE AVX2 uint32_t greater32(const float *p, __m256i limit) {
     return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
 }
 
-/* As sieve_plain; magnitudes are compared as integers, where a NaN is the greatest. `unit`: no factors to multiply with.
+/* As sieve_plain; magnitudes are compared as integers, where a NaN is the greatest. `unit`: decay and gain are 1.
  * `dense`: groups are not asked first whether they have a hit, since a wrong guess costs more than looking for it. */
 INLINE AVX2 void sieve_vectors(int kind, int unit, int dense, const Job *job, size_t start, size_t stop) {
     const __m256 decay = _mm256_set1_ps(job->decay), gain = _mm256_set1_ps(job->gain);
@@ -303,7 +303,7 @@ typedef struct {
     int rule;
     size_t row_pieces, parts;
     Piece *pieces;    /* [workers][row_pieces] */
-    size_t *seconds;  /* segment s owns pieces [seconds[s], seconds[s + 1]) of each row */
+    size_t *owns;     /* segment s owns pieces [owns[s], owns[s + 1]) of each row */
     Hits *hits, *old; /* [workers][parts] */
     Hits *retries;    /* [workers][segments], of passes over one segment in place */
     float threshold;
@@ -316,16 +316,17 @@ typedef struct {
     size_t words;
 } Plan;
 
-static size_t cut_into_pieces(const Step *step, Piece *pieces, size_t *seconds) {
+static size_t cut_into_pieces(const Step *step, Piece *pieces, size_t *owns) {
     size_t count = 0;
     for (size_t s = 0; s < (size_t)step->segments; s++) {
-        if (seconds) seconds[s] = count;
-        for (size_t start = (size_t)step->bounds[s], end = (size_t)step->bounds[s + 1], stop; start < end; start = stop, count++) {
+        if (owns) owns[s] = count;
+        size_t start = (size_t)step->bounds[s], end = (size_t)step->bounds[s + 1];
+        for (size_t stop; start < end; start = stop, count++) {
             stop = smaller(end, (start / BLOCK + 1) * BLOCK);
-            if (pieces) pieces[count] = (Piece){.start = (uint32_t)start, .stop = (uint32_t)stop, .segment = (uint32_t)s};
+            if (pieces) pieces[count] = (Piece){(uint32_t)start, (uint32_t)stop, (uint32_t)s, .threshold = INFINITY};
         }
     }
-    if (seconds) seconds[step->segments] = count;
+    if (owns) owns[step->segments] = count;
     return count;
 }
 
@@ -337,13 +338,13 @@ static Plan *make_plan(Step *step, int rule) {
     plan->row_pieces = cut_into_pieces(step, NULL, NULL);
     plan->parts = workers && workers < threads ? (threads + workers - 1) / workers : 1;
     plan->pieces = need(malloc((workers * plan->row_pieces + 1) * sizeof *plan->pieces));
-    plan->seconds = need(malloc((segments + 1) * sizeof *plan->seconds));
-    cut_into_pieces(step, plan->pieces, plan->seconds);
+    plan->owns = need(malloc((segments + 1) * sizeof *plan->owns));
+    cut_into_pieces(step, plan->pieces, plan->owns);
     for (size_t row = 1; row < workers; row++)
         memcpy(plan->pieces + row * plan->row_pieces, plan->pieces, plan->row_pieces * sizeof *plan->pieces);
 
     size_t ranges = workers * plan->parts;
-    plan->hits = need(calloc(2 * ranges + 2 * workers * segments + 1, sizeof *plan->hits));
+    plan->hits = need(calloc(2 * ranges + 2 * workers * segments + 1, sizeof *plan->hits)); /* and the lists below */
     plan->old = plan->hits + ranges;
     plan->retries = plan->old + ranges;
     plan->samples = plan->retries + workers * segments;
@@ -358,24 +359,34 @@ static Plan *make_plan(Step *step, int rule) {
 
 static Piece *pieces_of(const Plan *plan, size_t row, size_t segment, Piece **end) {
     Piece *pieces = plan->pieces + row * plan->row_pieces;
-    *end = pieces + plan->seconds[segment + 1];
-    return pieces + plan->seconds[segment];
+    *end = pieces + plan->owns[segment + 1];
+    return pieces + plan->owns[segment];
 }
 
-static float *memory_of(const Plan *plan, size_t row) { return plan->step->memory + (int64_t)row * plan->step->memory_stride; }
+static float *memory_of(const Plan *plan, size_t row) {
+    return plan->step->memory + (int64_t)row * plan->step->memory_stride;
+}
+
+static size_t size_of(const Plan *plan, size_t segment) {
+    return (size_t)(plan->step->bounds[segment + 1] - plan->step->bounds[segment]);
+}
+
+static float *hint_of(const Plan *plan, size_t row, size_t segment) {
+    return plan->hints + 2 * (row * (size_t)plan->step->segments + segment);
+}
 
 static const void *row_of(const void *base, int kind, int64_t stride, size_t row) {
     return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
 }
 
 /* Sends a piece's chosen hits as far as there are slots; the memory keeps what rounding left of them. */
-static void send_hits(const Plan *plan, size_t row, Piece *piece, const Hits *hits, size_t first, size_t count, size_t *rank) {
+static void send_hits(const Plan *plan, size_t row, Piece *piece, size_t count, size_t *rank) {
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     uint16_t *offsets = step->offsets + (int64_t)row * step->offsets_stride;
     void *values = (void *)row_of(step->values, (int)step->value_kind, step->values_stride, row);
-    const uint32_t *index = hits->index + first;
-    const float *value = hits->value + first;
+    const uint32_t *index = piece->hits->index + piece->first;
+    const float *value = piece->hits->value + piece->first;
     size_t slots = (size_t)step->slots;
     for (size_t i = 0; i < count; i++) {
         if (i + 16 < count) __builtin_prefetch(memory + index[i + 16], 1);
@@ -393,15 +404,17 @@ static void send_hits(const Plan *plan, size_t row, Piece *piece, const Hits *hi
     }
 }
 
-/* The first coordinate of a segment's strided sample that is not before `from`, as its number in the sample. */
-static size_t sample_number(size_t from, size_t first, size_t stride) { return from <= first ? 0 : (from - first + stride - 1) / stride; }
+/* Where a segment's strided sample begins, counted from the segment's start. */
+static size_t sample_start(const Plan *plan, size_t segment) {
+    return plan->start % smaller(plan->stride, size_of(plan, segment));
+}
 
 static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t start, size_t stop) {
-    size_t begin = (size_t)plan->step->bounds[piece->segment], size = (size_t)plan->step->bounds[piece->segment + 1] - begin;
-    size_t first = begin + plan->start % smaller(plan->stride, size);
+    size_t first = (size_t)plan->step->bounds[piece->segment] + sample_start(plan, piece->segment);
+    size_t number = start <= first ? 0 : (start - first + plan->stride - 1) / plan->stride;
     Hits *sample = &plan->samples[row * (size_t)plan->step->segments + piece->segment];
-    for (size_t j = sample_number(start, first, plan->stride); first + j * plan->stride < stop; j++)
-        sample->value[j] = memory_of(plan, row)[first + j * plan->stride];
+    for (size_t i = first + number * plan->stride; i < stop; i += plan->stride)
+        sample->value[number++] = memory_of(plan, row)[i];
 }
 
 static void hits_at_marks(const Plan *plan, size_t row, size_t start, size_t stop, Hits *hits) {
@@ -428,14 +441,14 @@ static void add_moments(Piece *piece, Moments more) {
 }
 
 /* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache. */
-static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, float threshold, Hits *hits, Hits *old, size_t *rank) {
+static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hits *hits, Hits *old, size_t *rank) {
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
+    float threshold = piece->threshold;
     Job job = {grad, memory, (float)step->decay, (float)step->gain, threshold, hits, old, 0};
     piece->hits = hits;
     piece->first = hits->length;
-    piece->threshold = threshold;
     piece->key = 0;
     piece->ties = ALL_TIES;
     piece->moments = (Moments){0, 0};
@@ -452,9 +465,10 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, fl
         if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE))
             add_moments(piece, measure(memory + start, stop - start, threshold));
         if (rank) {
-            send_hits(plan, row, piece, hits, piece->first, hits->length - piece->first, rank);
+            send_hits(plan, row, piece, hits->length - piece->first, rank);
             hits->length = piece->first;
-            if (step->measure && plan->rule == TAKE) add_moments(piece, measure(memory + start, stop - start, INFINITY));
+            if (step->measure && plan->rule == TAKE)
+                add_moments(piece, measure(memory + start, stop - start, threshold));
         }
     }
     piece->count = hits->length - piece->first;
@@ -471,8 +485,8 @@ static size_t marked(const Plan *plan, size_t row, const Piece *piece) {
 static float first_threshold(const Plan *plan, size_t row, size_t segment) {
     if (plan->rule == THRESHOLD) return plan->threshold;
     if (plan->rule == TAKE || plan->k[segment] <= 0) return INFINITY;
-    if (plan->rule == TOPK && plan->k[segment] >= plan->step->bounds[segment + 1] - plan->step->bounds[segment]) return 0.0f;
-    const float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment);
+    if (plan->rule == TOPK && (size_t)plan->k[segment] >= size_of(plan, segment)) return 0.0f;
+    const float *hint = hint_of(plan, row, segment);
     if (!(hint[0] > 0.0f && hint[0] <= FLT_MAX)) return INFINITY;
     float slack = hint[1] >= 0.3f && hint[1] <= 0.99f ? hint[1] : 0.9f;
     return fmaxf(hint[0] * slack, FLT_TRUE_MIN);
@@ -483,7 +497,9 @@ static void sieve_range(void *context, size_t range) {
     Plan *plan = context;
     size_t row = range / plan->parts, part = range % plan->parts, rank = 0, found = 0;
     Piece *pieces = plan->pieces + row * plan->row_pieces;
-    Piece *from = pieces + plan->row_pieces * part / plan->parts, *to = pieces + plan->row_pieces * (part + 1) / plan->parts;
+    Piece *from = pieces + plan->row_pieces * part / plan->parts;
+    Piece *to = pieces + plan->row_pieces * (part + 1) / plan->parts;
+    int kind = (int)plan->step->grad_kind;
     int at_once = plan->step->slots >= 0 && (plan->rule == TAKE || (plan->rule == THRESHOLD && part == 0));
     if (plan->rule == TAKE)
         for (Piece *piece = pieces; piece < from; piece++) rank += marked(plan, row, piece);
@@ -494,12 +510,13 @@ static void sieve_range(void *context, size_t range) {
             threshold = first_threshold(plan, row, segment);
             found = 0;
         }
-        sieve_piece(plan, row, piece, (int)plan->step->grad_kind, threshold, &plan->hits[range], &plan->old[range], at_once ? &rank : NULL);
+        piece->threshold = threshold;
+        sieve_piece(plan, row, piece, kind, &plan->hits[range], &plan->old[range], at_once ? &rank : NULL);
         piece->sent = at_once;
         piece->chosen = at_once ? rank - before : piece->count;
         found += piece->count;
-        if (plan->k && threshold > 0.0f && found > 16 * (size_t)plan->k[segment] + TILE) { /* a stale hint: do not drag all of it along */
-            piece->overflowed = 1;
+        if (plan->k && threshold > 0.0f && found > 16 * (size_t)plan->k[segment] + TILE) {
+            piece->overflowed = 1; /* a stale hint: do not drag all of the segment along */
             threshold = INFINITY;
         }
     }
@@ -511,8 +528,9 @@ static void collect(Plan *plan, size_t row, size_t segment, float threshold) {
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
     hits->length = 0;
     for (; piece < end; piece++) {
-        sieve_piece(plan, row, piece, IN_PLACE, threshold, hits, NULL, NULL);
+        piece->threshold = threshold;
         piece->overflowed = 0;
+        sieve_piece(plan, row, piece, IN_PLACE, hits, NULL, NULL);
     }
 }
 
@@ -544,11 +562,13 @@ static size_t kth(const Piece *from, const Piece *end, size_t k, uint32_t *key) 
     for (int level = 0; level < 3; level++) {
         uint32_t bins[2048] = {0}, above = shift, bin = (1u << widths[level]) - 1;
         shift -= widths[level];
-        for (const Piece *piece = from; piece < end; piece++)
-            for (const float *value = piece->hits->value + piece->first, *stop = value + piece->count; value < stop; value++) {
-                uint32_t bits = key_of(*value);
+        for (const Piece *piece = from; piece < end; piece++) {
+            const float *value = piece->hits->value + piece->first;
+            for (size_t i = 0; i < piece->count; i++) {
+                uint32_t bits = key_of(value[i]);
                 if (bits >> above == prefix) bins[bits >> shift & bin]++;
             }
+        }
         for (; bins[bin] < k; bin--) k -= bins[bin];
         prefix = prefix << widths[level] | bin;
     }
@@ -560,7 +580,7 @@ static size_t kth(const Piece *from, const Piece *end, size_t k, uint32_t *key) 
 static float estimate(const Plan *plan, size_t row, size_t segment, size_t k) {
     enum { RUNS = 1024, RUN = 16 };
     const float *memory = memory_of(plan, row) + plan->step->bounds[segment];
-    size_t size = (size_t)(plan->step->bounds[segment + 1] - plan->step->bounds[segment]), step = size / RUNS, rank = k;
+    size_t size = size_of(plan, segment), step = size / RUNS, rank = k;
     float copy[RUNS * RUN];
     Hits hits = {NULL, (float *)memory, size, size, 0};
     if (size > 4 * RUNS * RUN) {
@@ -580,10 +600,11 @@ static float estimate(const Plan *plan, size_t row, size_t segment, size_t k) {
 static void choose(Plan *plan, size_t row, size_t segment, uint32_t key, size_t ties) {
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
     for (; piece < end; piece++) {
+        const float *value = piece->hits->value + piece->first;
         size_t greater = 0, equal = 0;
-        for (const float *value = piece->hits->value + piece->first, *stop = value + piece->count; value < stop; value++) {
-            greater += key_of(*value) > key;
-            equal += key_of(*value) == key;
+        for (size_t i = 0; i < piece->count; i++) {
+            greater += key_of(value[i]) > key;
+            equal += key_of(value[i]) == key;
         }
         piece->key = key;
         piece->ties = smaller(equal, ties);
@@ -603,7 +624,6 @@ static void steer(float *hint, float threshold, size_t found, size_t k, int miss
 
 static void choose_topk(Plan *plan, size_t row, size_t segment, size_t k) {
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
-    float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment);
     size_t found = hits_in(piece, end);
     int missed = found < k;
     float threshold = INFINITY;
@@ -626,7 +646,7 @@ static void choose_topk(Plan *plan, size_t row, size_t segment, size_t k) {
     uint32_t key;
     size_t ties = kth(piece, end, k, &key);
     choose(plan, row, segment, key, ties);
-    steer(hint, float_of(key), found, k, missed);
+    steer(hint_of(plan, row, segment), float_of(key), found, k, missed);
 }
 
 /* How many of a segment exceed t; all of them where t is negative or NaN. Collects anew where the hits do not reach. */
@@ -648,13 +668,14 @@ static size_t count_above(Plan *plan, size_t row, size_t segment, double t, floa
 
 /* reference.refine: moves t until low * k <= count <= high * k, at most four times. */
 static size_t refine(Plan *plan, size_t row, size_t segment, double t, size_t size, size_t k, double low, double high) {
-    float *hint = plan->hints + 2 * (row * (size_t)plan->step->segments + segment), lowest = INFINITY;
+    float *hint = hint_of(plan, row, segment), lowest = INFINITY;
     double under = 0.0, log_under = log((double)size), over = INFINITY, log_over = 0.0, goal = log((double)k);
     int missed = 0;
     size_t count = 0;
     for (int trial = 0; trial < 5; trial++) {
         count = count_above(plan, row, segment, t, &lowest, &missed);
-        if (trial == 4 || (low * (double)k <= (double)count && (double)count <= high * (double)k) || !isfinite(t)) break;
+        int near = low * (double)k <= (double)count && (double)count <= high * (double)k;
+        if (near || trial == 4 || !isfinite(t)) break;
         double log_count = log(count ? (double)count : 0.5);
         if (count > k) {
             under = t;
@@ -710,7 +731,7 @@ static void choose_sampled(Plan *plan, size_t row, size_t segment, size_t size, 
 static void choose_segment(void *context, size_t item) {
     Plan *plan = context;
     size_t segments = (size_t)plan->step->segments, row = item / segments, segment = item % segments;
-    size_t size = (size_t)(plan->step->bounds[segment + 1] - plan->step->bounds[segment]);
+    size_t size = size_of(plan, segment);
     size_t k = plan->k[segment] > 0 ? smaller((size_t)plan->k[segment], size) : 0;
     if (k == 0) choose(plan, row, segment, NO_KEY, 0);
     else if (plan->rule == TOPK) choose_topk(plan, row, segment, k);
@@ -728,7 +749,8 @@ static void run(Plan *plan) {
     step->scratch_wanted = (int64_t)((most + TILE + GROUP) * 8 * ranges);
     for (size_t row = 0; row < workers; row++) {
         size_t rank = 0;
-        for (Piece *piece = plan->pieces + row * plan->row_pieces, *end = piece + plan->row_pieces; piece < end; piece++) {
+        Piece *piece = plan->pieces + row * plan->row_pieces;
+        for (Piece *end = piece + plan->row_pieces; piece < end; piece++) {
             piece->rank = rank;
             rank += piece->chosen;
         }
@@ -765,10 +787,10 @@ void gradsieve_sampledk(Step *step, const int64_t *k, int64_t stride, int64_t st
     plan->start = (size_t)start;
     for (size_t row = 0, i = 0; row < (size_t)step->workers; row++)
         for (size_t s = 0; s < (size_t)step->segments; s++, i++) {
-            size_t size = (size_t)(step->bounds[s + 1] - step->bounds[s]);
-            if (size == 0) continue;
-            reserve(&plan->samples[i], (size - plan->start % smaller(plan->stride, size) + plan->stride - 1) / plan->stride);
-            plan->samples[i].length = (size - plan->start % smaller(plan->stride, size) + plan->stride - 1) / plan->stride;
+            if (size_of(plan, s) == 0) continue;
+            size_t length = (size_of(plan, s) - sample_start(plan, s) + plan->stride - 1) / plan->stride;
+            reserve(&plan->samples[i], length);
+            plan->samples[i].length = length;
         }
     run(plan);
 }
@@ -785,7 +807,7 @@ static void send_piece(void *context, size_t item) {
     Plan *plan = context;
     Piece *piece = &plan->pieces[item];
     size_t rank = piece->rank;
-    if (!piece->sent) send_hits(plan, item / plan->row_pieces, piece, piece->hits, piece->first, piece->count, &rank);
+    if (!piece->sent) send_hits(plan, item / plan->row_pieces, piece, piece->count, &rank);
 }
 
 static void put_back_old(const Plan *plan, size_t row, size_t *count, double *error) {
@@ -801,15 +823,19 @@ static void put_back_old(const Plan *plan, size_t row, size_t *count, double *er
 /* Packs what was chosen into the slots, finishes the memory and frees the plan. */
 void gradsieve_send(Step *step) {
     Plan *plan = step->plan;
-    size_t workers = (size_t)step->workers, blocks = ((size_t)step->size + BLOCK - 1) / BLOCK, slots = (size_t)step->slots;
+    size_t workers = (size_t)step->workers, slots = (size_t)step->slots;
+    size_t blocks = ((size_t)step->size + BLOCK - 1) / BLOCK;
+    size_t lists = 2 * workers * (plan->parts + (size_t)step->segments);
     for_each(workers * plan->row_pieces, (size_t)step->threads, send_piece, plan);
     for (size_t row = 0; row < workers; row++) {
         int32_t *counts = step->counts + (int64_t)row * step->counts_stride;
         size_t nonfinite = 0;
         double error = 0.0;
         memset(counts, 0, blocks * sizeof *counts);
-        for (Piece *piece = plan->pieces + row * plan->row_pieces, *end = piece + plan->row_pieces; piece < end; piece++) {
-            counts[piece->start / BLOCK] += (int32_t)(smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots));
+        Piece *piece = plan->pieces + row * plan->row_pieces;
+        for (Piece *end = piece + plan->row_pieces; piece < end; piece++) {
+            size_t sent = smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots);
+            counts[piece->start / BLOCK] += (int32_t)sent;
             error += piece->moments.squares + piece->error;
         }
         put_back_old(plan, row, &nonfinite, &error);
@@ -817,9 +843,9 @@ void gradsieve_send(Step *step) {
         step->nonfinite[(int64_t)row * step->nonfinite_stride] = (int32_t)nonfinite;
         if (step->measure) step->error[row] = error;
     }
-    for (size_t i = 0; i < 2 * workers * plan->parts + 2 * workers * (size_t)step->segments; i++) release(&plan->hits[i]);
+    for (size_t i = 0; i < lists; i++) release(&plan->hits[i]);
     free(plan->hits);
-    free(plan->seconds);
+    free(plan->owns);
     free(plan->pieces);
     free(plan);
     step->plan = NULL;
@@ -844,7 +870,8 @@ void gradsieve_draw(const Step *step, const int64_t *k, const int64_t *keys, uin
                 feistel(walk, waiting, half, (uint32_t)row_keys[s]);
                 size_t outside = 0;
                 for (size_t i = 0; i < waiting; i++) {
-                    if (walk[i] < size) marks[row * words + (begin + walk[i]) / 64] |= (uint64_t)1 << (begin + walk[i]) % 64;
+                    size_t at = begin + walk[i];
+                    if (walk[i] < size) marks[row * words + at / 64] |= (uint64_t)1 << at % 64;
                     else walk[outside++] = walk[i];
                 }
                 waiting = outside;

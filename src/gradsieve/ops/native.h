@@ -125,7 +125,8 @@ typedef struct {
 
 static inline void *drain(void *argument) {
     Loop *loop = argument;
-    for (size_t i; (i = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < loop->count;) loop->work(loop->context, i);
+    size_t i;
+    while ((i = __atomic_fetch_add(&loop->next, 1, __ATOMIC_RELAXED)) < loop->count) loop->work(loop->context, i);
     return NULL;
 }
 

@@ -158,15 +158,17 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
 
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
-    if not (memory_Ln.dtype == torch.float32 and _rows_contiguous(memory_Ln) and _readable(sparse)):
-        return reference.give_back(memory_Ln, sparse)
-    _meet(_library.gradsieve_give_back, sparse, memory_Ln, memory_Ln.stride(0), 1.0)
+    if memory_Ln.dtype == torch.float32 and _rows_contiguous(memory_Ln) and _readable(sparse):
+        _meet(_library.gradsieve_give_back, sparse, memory_Ln, memory_Ln.stride(0), 1.0)
+    else:
+        reference.give_back(memory_Ln, sparse)
 
 
 def clear(target_Ln: Tensor, sparse: Sparse) -> None:
-    if not (target_Ln.dtype == torch.float32 and _rows_contiguous(target_Ln) and _readable(sparse)):
-        return reference.clear(target_Ln, sparse)
-    _meet(_library.gradsieve_clear, sparse, target_Ln, target_Ln.stride(0), 1.0)
+    if target_Ln.dtype == torch.float32 and _rows_contiguous(target_Ln) and _readable(sparse):
+        _meet(_library.gradsieve_clear, sparse, target_Ln, target_Ln.stride(0), 1.0)
+    else:
+        reference.clear(target_Ln, sparse)
 
 
 def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:

@@ -1,4 +1,4 @@
-/* The ops that go back to dense: decode, mean, give_back, clear, and misplaced, the check before them. See reference.py for their meaning. */
+/* The ops that go back to dense: decode, mean, give_back, clear, and misplaced, the check before them. */
 #include "native.h"
 
 #define TILE 2048u

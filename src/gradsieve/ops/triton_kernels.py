@@ -17,8 +17,27 @@ SUPERS: tl.constexpr = tl.constexpr(256)  # groups of 128 blocks: enough for 2**
 SPREAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector to itself
 REPLICAS: tl.constexpr = tl.constexpr(32)  # of the sums for the moments, against contention
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
-PLAIN = """n floor limit segments lists cap tiles blocks slots kept samples workers counts_stride offsets_stride
-values_stride wanted_stride bad_stride before_stride quotients_stride""".split()  # compile once whatever they are
+PLAIN = [
+    "n",
+    "floor",
+    "limit",
+    "segments",
+    "lists",
+    "cap",
+    "tiles",
+    "blocks",
+    "slots",
+    "kept",
+    "samples",
+    "workers",
+    "counts_stride",
+    "offsets_stride",
+    "values_stride",
+    "wanted_stride",
+    "bad_stride",
+    "before_stride",
+    "quotients_stride",
+]  # compile once whatever they are
 NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
 
 

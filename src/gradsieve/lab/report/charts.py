@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from gradsieve.lab.records import Run
 from gradsieve.lab.summary import size
@@ -187,6 +187,7 @@ def _draw(axes: Axes, chart: Chart, runs: Sequence[Run]) -> None:
         marker = "o" if len(xs) == 1 else None
         axes.plot(xs, ys, dash(index), color=colour(index), label=label, marker=marker, markersize=4)
     axes.set_xlabel(chart.x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     if chart.log_x and any(run.epochs for run in runs):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(numticks=6))

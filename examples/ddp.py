@@ -1,0 +1,79 @@
+"""Sparse data-parallel training in plain PyTorch. Run it again and it resumes.
+
+One machine:    torchrun --nproc-per-node 4 examples/ddp.py
+Many machines:  torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 examples/ddp.py
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import gradsieve as gs
+
+
+def save(path: Path, rank: int, ddp, optimizer, sieve, epoch: int) -> None:
+    """Each rank saves its own memory; rank 0 saves what all ranks share. A half-written file never has the name."""
+    state = {"epoch": epoch, "sieve": sieve.state_dict()}
+    if rank == 0:
+        state |= {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict()}
+    path.mkdir(parents=True, exist_ok=True)
+    torch.save(state, path / f"rank{rank}.tmp")
+    os.replace(path / f"rank{rank}.tmp", path / f"rank{rank}.pt")
+    dist.barrier()
+
+
+def load(path: Path, rank: int, ddp, optimizer, sieve) -> int:
+    if not (path / "rank0.pt").exists():
+        return 0
+    shared = torch.load(path / "rank0.pt", weights_only=True)
+    ddp.module.load_state_dict(shared["model"])
+    optimizer.load_state_dict(shared["optimizer"])
+    sieve.load_state_dict(torch.load(path / f"rank{rank}.pt", weights_only=True)["sieve"])
+    return shared["epoch"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rule", default="threshold:0.05", help="dense, topk:0.01, threshold:0.05, ...")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--checkpoint", type=Path, default=Path("runs/ddp"))
+    arguments = parser.parse_args()
+
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank = dist.get_rank()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+
+    images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
+    data = TensorDataset(images.float() / 16, labels)
+    sampler = DistributedSampler(data, seed=0)
+    loader = DataLoader(data, batch_size=32, sampler=sampler)
+
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
+    ddp = DistributedDataParallel(model)
+    sieve = gs.attach(ddp, gs.parse(arguments.rule))  # the one line
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+
+    for epoch in range(load(arguments.checkpoint, rank, ddp, optimizer, sieve), arguments.epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            loss = nn.functional.cross_entropy(ddp(x.to(device)), y.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        save(arguments.checkpoint, rank, ddp, optimizer, sieve, epoch + 1)
+        if rank == 0:
+            print(f"epoch {epoch + 1}: loss {loss.item():.4f}; {sieve.stats()}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The launcher of real workers: one process each, through torchrun's own API, over gloo."""
+
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import gradsieve as gs
+from gradsieve.lab import tasks
+from gradsieve.lab.errors import LabError
+from gradsieve.lab.records import EndRow, EpochRow, StepRow, read_rows
+from gradsieve.lab.runner import Launcher, Options, Training, optimizer_of, rows
+from gradsieve.lab.tasks import Task
+from gradsieve.types import Rule
+
+POLL = 0.05  # seconds between two looks at what rank 0 has written
+
+
+def processes(data_dir: Path | None, cache_dir: Path | None) -> Launcher:
+    """A launcher that starts as many processes as there are workers; each loads the task from these folders."""
+
+    def launch(task: Task, rule: Rule, options: Options, name: str) -> Iterator[StepRow | EpochRow | EndRow]:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "rows.jsonl"
+            log.touch()
+            failure: list[str] = []
+            arguments = (task.name, data_dir, cache_dir, rule, options, name, log)
+            ranks = threading.Thread(target=_start, args=(options.workers, arguments, failure), daemon=True)
+            ranks.start()
+            seen = 0
+            while True:
+                over = not ranks.is_alive()
+                found = read_rows(log)
+                yield from found[seen:]
+                seen = len(found)
+                if over:
+                    break
+                time.sleep(POLL)
+            if failure:
+                raise LabError(failure[0])
+
+    launch.__name__ = "processes"
+    return launch
+
+
+def _start(workers: int, arguments: tuple[object, ...], failure: list[str]) -> None:
+    """Run all ranks to their end; the first failure's last line is what the user is told."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    try:
+        elastic_launch(config, _rank)(*arguments)
+    except ChildFailedError as error:
+        rank, first = error.get_first_failure()
+        failure.append(f"rank {rank} failed: {str(first.message).strip().splitlines()[-1]}")
+
+
+def _rank(
+    task_name: str,
+    data_dir: Path | None,
+    cache_dir: Path | None,
+    rule: Rule,
+    options: Options,
+    name: str,
+    log: Path,
+) -> None:
+    """One rank: train, and on rank 0 write down how it goes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    task = tasks.get(task_name, data_dir=data_dir, cache_dir=cache_dir)
+    trainings = _train(task, rule, options)
+    if dist.get_rank() == 0:
+        with log.open("a", encoding="utf-8") as file:
+            for row in rows(task, options, name, trainings):
+                file.write(row.model_dump_json() + "\n")
+                file.flush()
+    else:
+        for _ in trainings:
+            pass
+    dist.destroy_process_group()
+
+
+def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
+    """What ``runner.train`` does, with this rank's share of each batch and DDP in between."""
+    recipe = options.recipe(task)
+    steps_per_epoch = task.steps_per_epoch(options.workers, recipe.batch_size)
+    model: nn.Module = task.model(options.seed)
+    ddp = DistributedDataParallel(model)
+    optimizer = optimizer_of(model, recipe)
+    sieve = gs.attach(
+        ddp,
+        rule,
+        scope=options.scope,
+        feedback=options.feedback,
+        exchange=options.exchange,
+        values=options.values,
+        optimizer=optimizer,
+    )
+    training = Training(model, sieve, 0, 0.0, recipe.lr, float("nan"), 0.0)
+    rank = dist.get_rank()
+    for epoch in range(options.epochs):
+        batches = task.batches(epoch, workers=options.workers, batch_size=recipe.batch_size, seed=options.seed)
+        for inputs_WB, labels_WB in batches:
+            training.lr = recipe.lr_at(training.step / (steps_per_epoch * options.epochs))
+            for group in optimizer.param_groups:
+                group["lr"] = training.lr
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(ddp(inputs_WB[rank]), labels_WB[rank], label_smoothing=recipe.smoothing)
+            loss.backward()
+            training.gradient_seconds += time.perf_counter() - started
+            optimizer.step()
+            training.step += 1
+            training.epoch = training.step / steps_per_epoch
+            training.loss = loss.item()
+            yield training
