@@ -24,11 +24,30 @@ LEVELS = [
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 EXTRAS = {"lab", "integrations", "cli"}
-COLLECTIVES = (
-    "all_gather all_gather_into_tensor all_gather_single all_gather_object all_reduce all_to_all all_to_all_single "
-    "barrier broadcast broadcast_object_list gather gather_object irecv isend monitored_barrier recv reduce "
-    "reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"
-).split()
+COLLECTIVES = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+]
 FILES = sorted(ROOT.rglob("*.py"))
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -99,7 +118,7 @@ def test_the_core_needs_torch_and_numpy_alone(path):
 @each_file
 def test_collectives_are_called_in_one_file_and_nothing_is_pickled(path):
     tree = ast.parse(path.read_text())
-    if path != ROOT / "exchange" / "group.py":
+    if path != ROOT / "exchange" / "group.py" and ROOT / "lab" / "bench" not in path.parents:  # it times plain ones
         assert list(collectives_in(tree)) == []
     assert not {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(imports_of(path, tree))
     assert not [name for name in COLLECTIVES if "object" in name and name in path.read_text()]

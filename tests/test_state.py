@@ -76,3 +76,19 @@ def test_a_loaded_memory_is_delivered_by_a_dense_step():
     waiting_n = torch.cat([saved["memory"][name]["memory"] for name in "01"], dim=1).mean(0)
     assert torch.equal(sim.step(torch.zeros(2, 10)), waiting_n)
     assert not sim.channel.memory.memory_Ln.any()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_resharding_keeps_what_is_owed(workers):
+    """Results are means, so every new worker holds the mean memory of the old ones."""
+    old = after_a_step(workers=2)
+    owed_n = old.channel.memory.memory_Ln.mean(0)
+    new = simulator(workers=workers)
+    new.load_state_dict(gs.reshard([old.state_dict()], workers))
+    assert new.channel.memory.memory_Ln.shape[0] == workers
+    assert torch.equal(new.channel.memory.memory_Ln.mean(0), owed_n)
+
+
+def test_resharding_nothing_is_an_error():
+    with pytest.raises(ValueError, match="states takes the saved states of all old ranks"):
+        gs.reshard([], 2)

@@ -113,10 +113,11 @@ def compare(
         Console().print(table(outcome.runs))
         for note in notes(outcome.runs):
             console.print(note, markup=False, highlight=False)
-        console.print(f"report: {out / 'report.html'}", markup=False, highlight=False)
     if outcome.interrupted:
-        print("gradsieve: interrupted; what was finished is kept", file=sys.stderr)
+        kept = f"; gradsieve report {out} shows what was finished" if outcome.runs else " before the first step"
+        print(f"gradsieve: interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
+    console.print(f"report: {out / 'report.html'}", markup=False, highlight=False)
     return 0
 
 

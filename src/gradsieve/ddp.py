@@ -305,14 +305,14 @@ class _Slot:
     """DDP takes one hook for good; this one passes buckets to the sieve that is attached now, or averages them."""
 
     def __init__(self, group: dist.ProcessGroup):
-        self.group = group
+        self.link = GroupLink(group)
         self.sieve: Sieve | None = None
 
     def hook(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
         if self.sieve is not None:
             return self.sieve.exchange(bucket)
-        buffer_n = bucket.buffer().div_(dist.get_world_size(self.group))
-        return GroupLink(self.group).sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future
+        buffer_n = bucket.buffer().div_(self.link.workers)
+        return self.link.sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future
 
     def check(self, module: nn.Module, inputs: object) -> None:
         """Before each forward pass: after an error in the hook, DDP's own message would hide the cause."""

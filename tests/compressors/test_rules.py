@@ -166,7 +166,7 @@ def test_a_block_is_consecutive_wraps_round_and_reaches_the_tail():
 
 class TestAccordion:
     def run(self, norms, lrs=None, interval=2, change=0.5):
-        """The regime of each of two segments after each step; the second one's gradient is always the same. Norms are exact."""
+        """The elements kept of two segments at each step; only the first one's norm moves, and norms are exact."""
         rule, segments = gs.Accordion(0.1, 0.5, interval=interval, change=change), Segments((0, 16, 32), (0, 1))
         state, seen = rule.state(segments), []
         for step, norm in enumerate(norms):

@@ -117,9 +117,11 @@ def test_a_threshold_of_infinity_keeps_everything(thresholds, ranks):
 
 
 def test_one_rank_sends_nothing_another_everything(ranks):
-    """Row 15. Exact: whole numbers round nowhere. The first step agrees on sizes; the plan then has room for all."""
+    """Row 15. Exact: no sum of these rounds."""
     grads_TWn = (numbers(10, 2, 35) * 100).round()
-    (means_Tn, nothing_n), (also_Tn, all_n) = ranks(2, unequal, (float("inf"), 0.0), grads_TWn)
+    grads_TWn[grads_TWn == 0] = 1
+    grads_TWn[:, 0] /= 2**14
+    (means_Tn, nothing_n), (also_Tn, all_n) = ranks(2, unequal, (1.0, 1.0), grads_TWn)
     assert torch.equal(means_Tn, grads_TWn[:, 1] / 2)
     assert torch.equal(also_Tn, means_Tn)
     assert torch.equal(nothing_n, grads_TWn[:, 0].sum(0))

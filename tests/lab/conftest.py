@@ -8,15 +8,6 @@ from gradsieve.lab import tasks
 from gradsieve.lab.tasks.base import Classification, Recipe
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    # Nets this small lose more to waiting threads than they gain, above all where tests run in parallel.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def digits() -> Classification:
     return tasks.get("digits")

@@ -1,6 +1,7 @@
 """CIFAR-10 from both of its forms, and archives that are not what they claim."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -45,16 +46,10 @@ def test_reads_the_jpeg_archive_and_keeps_it(tmp_path):
     assert images["train_images"].shape == (4, 3, 32, 32)
     assert images["train_labels"].tolist() == [0, 1, 2, 3]
     assert images["test_labels"].tolist() == [9]
-    (cache,) = (tmp_path / "cache").iterdir()
-    archive_time = archive.stat()
-    archive.write_bytes(b"\0" * archive_time.st_size)  # what is in the cache is not decoded again
-    import os
-
-    os.utime(archive, ns=(archive_time.st_atime_ns, archive_time.st_mtime_ns))
+    before = archive.stat()
+    archive.write_bytes(b"\0" * before.st_size)  # what is in the cache is not decoded again
+    os.utime(archive, ns=(before.st_atime_ns, before.st_mtime_ns))
     np.testing.assert_array_equal(load(tmp_path, tmp_path / "cache")["train_images"], images["train_images"])
-    cache.write_bytes(b"damaged")
-    with pytest.raises(LabError, match="cannot read"):
-        load(tmp_path, tmp_path / "cache")
 
 
 def test_a_damaged_cache_is_made_anew(tmp_path):

@@ -47,7 +47,7 @@ FAST = [
     Fast("native", "gradsieve.ops.native", "cpu", native.available),
     Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, _portable),
     Fast("native-threads", "gradsieve.ops.native", "cpu", native.available, _three_threads),
-    Fast("triton", "gradsieve.ops.triton", "cuda", torch.cuda.is_available),
+    Fast("triton", "gradsieve.ops.triton", "cuda", lambda: torch.cuda.is_available()),
 ]
 
 

@@ -34,7 +34,8 @@ def two_buckets(monkeypatch):
 
 
 def simulator(rule, **options):
-    return gs.Simulator(PARAMS, gs.parse(rule), workers=W, meter=gs.NullMeter(), **{"exchange": "allgather", **options})
+    options = {"workers": W, "exchange": "allgather", **options}
+    return gs.Simulator(PARAMS, gs.parse(rule), meter=gs.NullMeter(), **options)
 
 
 def gradients(generator):
@@ -87,11 +88,16 @@ def test_momentum_feedback(rule, scope, values, generator):
 
 @each_case
 def test_no_feedback(rule, scope, values, generator):
-    """Each step on its own: what is sent is of this gradient, and what is not is dropped."""
-    sim, grads_TWn = simulator(rule, scope=scope, values=values, feedback="none"), gradients(generator)
-    for grad_Wn in grads_TWn:
+    """What is sent is of this gradient alone, and what is not is dropped. Without a memory 200 steps are no more
+    than 200 gradients, so 200 workers take one each; a second step finds no trace of the first."""
+    sim = simulator(rule, scope=scope, values=values, feedback="none", workers=STEPS)
+    for _ in range(2):
+        grad_Wn = torch.randn(STEPS, N, generator=generator)
         mean_n = sim.step(grad_Wn).double()
-        assert relative_error(mean_n + memory_of(sim).mean(0), grad_Wn.double().mean(0)) <= 1e-6
+        dropped_Wn = memory_of(sim)
+        assert relative_error(mean_n + dropped_Wn.mean(0), grad_Wn.double().mean(0)) <= 1e-6
+        untouched_Wn = dropped_Wn == grad_Wn.double()
+        assert (untouched_Wn | (dropped_Wn.abs() <= 2**-8 * grad_Wn.double().abs())).all()
 
 
 @pytest.mark.parametrize("values", VALUES)
@@ -117,6 +123,24 @@ def test_shared_coordinates_added_on_the_way_lose_nothing(rule, scope, feedback,
     grads_TWn = gradients(generator)
     sent_n = sum(sim.step(grad_Wn, lr=0.1).double() for grad_Wn in grads_TWn)
     assert relative_error(sent_n + memory_of(sim).mean(0), grads_TWn.double().mean(1).sum(0)) <= 1e-6
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "dense"])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_owners_pass_on_or_keep_every_unit(rule, workers, generator):
+    """Whole numbers again: what was delivered, what workers hold and what owners hold. The load is uneven, so that
+    ranges move, and a state folds the owners' memory into the workers'."""
+    sim = simulator(rule, workers=workers, exchange="owner")
+    came_n, sent_n = torch.zeros(2, N)
+    for step in range(40):
+        grad_Wn = torch.randint(-50, 50, (workers, N), generator=generator).float()
+        grad_Wn[:, : N // 4] *= 20 if step > 4 else 1
+        came_n += grad_Wn.sum(0)
+        sent_n += sim.step(grad_Wn) * workers
+        if step == 20:
+            sim.load_state_dict(sim.state_dict())
+    held = sim.state_dict()["memory"]
+    assert torch.equal(sent_n + torch.cat([held[name]["memory"].sum(0) for name in sim.layout.names]), came_n)
 
 
 def test_what_float16_cannot_hold_waits_and_arrives_later():

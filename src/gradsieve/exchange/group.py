@@ -1,5 +1,6 @@
 """Real workers: a torch.distributed process group, one worker a process. The only file that calls its collectives."""
 
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -22,15 +23,26 @@ class Coming:
 
 
 class GroupLink:
-    """One of W ranks. Collectives are issued in program order, never inside a callback."""
+    """One of W ranks. Collectives are issued in program order, never inside a callback.
+
+    A callback holds this link in a thread of the group. It must not be the last to hold the group itself, which
+    joins its threads when it goes: a thread that joins itself aborts the process.
+    """
 
     def __init__(self, group: dist.ProcessGroup):
-        self.group = group
+        self._group = weakref.ref(group)
         self.workers = dist.get_world_size(group)
         rank = dist.get_rank(group)
         self.ranks = range(rank, rank + 1)
         kinds = group._device_types
         self.device = torch.device("cpu") if torch.device("cpu") in kinds else kinds[0]  # for its small messages
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group of this sieve was destroyed")
+        return group
 
     def gather(self, rows_LN: Tensor, into_WN: Tensor | None = None) -> Coming:
         out_WN = rows_LN.new_empty(self.workers, rows_LN.shape[1]) if into_WN is None else into_WN

@@ -114,4 +114,4 @@ def _epochs(task: Task, options: Options) -> int:
 def _spent(task: Task, rule: Rule, options: Options, budget: Budget) -> float:
     for training in train(task, rule, options):
         last = training
-    return budget.spent(last.simulator.stats())
+    return budget.spent(last.sieve.stats())

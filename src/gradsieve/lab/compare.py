@@ -1,7 +1,7 @@
 """Several rules on one task, one after the other: the job behind ``gradsieve compare``."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -70,15 +70,16 @@ def compare(
 ) -> Outcome:
     """Trains every rule and leaves results.jsonl, summary.json, report.html and curves.png in ``out``.
 
-    An interrupt ends the comparison there, with a report on what there is.
+    An interrupt ends the comparison there, with results.jsonl and summary.json: drawing takes seconds that someone
+    who waits for a process to end does not have, and ``gradsieve report`` does it later.
     """
     plan = entries(rules)
-    for entry in plan:  # what cannot run is refused before anything runs
-        simulator(task.model(options.seed), entry.rule or gs.HardThreshold(1.0), options)
-    task.steps_per_epoch(options.workers, options.recipe(task).batch_size)
+    _refuse_what_cannot_run(task, plan, options)
     interrupted = started = False
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for stale in report.FILES:  # of an earlier run in the same place: no longer true
+            (out / stale).unlink(missing_ok=True)
         with Writer(out) as writer:
             for entry in plan:
                 rule, note = entry.rule, ""
@@ -94,8 +95,20 @@ def compare(
         raise LabError(f"cannot write to {out}: {error.strerror}") from error
     if not started:
         return Outcome([], interrupted)
-    report.build(out)
-    return Outcome(read(out), interrupted)
+    runs = read(out)
+    if interrupted:
+        report.summarise_only(out, runs)
+    else:
+        report.build(out)
+    return Outcome(runs, interrupted)
+
+
+def _refuse_what_cannot_run(task: Task, plan: Sequence[Entry], options: Options) -> None:
+    """Before anything runs or is written, and before memory is taken for more workers than there is data for."""
+    task.steps_per_epoch(options.workers, options.recipe(task).batch_size)
+    few = replace(options, workers=min(2, options.workers))
+    for entry in plan:
+        simulator(task.model(options.seed), entry.rule or gs.HardThreshold(1.0), few)
 
 
 def _calibrated(

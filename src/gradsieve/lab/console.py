@@ -15,7 +15,10 @@ from gradsieve.lab.summary import Line, number, percent, seconds, size, summaris
 
 
 class Bars:
-    """A ``View`` with a progress bar a rule, on the error stream so that the table can be piped."""
+    """A ``View`` with a progress bar a rule, on the error stream so that the table can be piped.
+
+    The bars show with the first event and go where an error ends the run, which then is all there is to read.
+    """
 
     def __init__(self, rules: Sequence[str], epochs: int) -> None:
         self._epochs = epochs
@@ -32,19 +35,21 @@ class Bars:
         }
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._progress.live.transient = kind is not None
         self._progress.stop()
 
     def calibrating(self, name: str, trial: int) -> None:
+        self._progress.start()
         self._progress.start_task(self._tasks[name])
         self._progress.update(self._tasks[name], state=f"calibrating, run {trial}")
 
     def row(self, row: RunRow | StepRow | EpochRow | EndRow) -> None:
+        self._progress.start()
         task = self._tasks[row.run]
         if isinstance(row, RunRow):
             self._progress.reset(task, total=self._epochs)

@@ -119,23 +119,30 @@ class Writer:
         self._file.close()
 
 
-def read(directory: Path) -> list[Run]:
-    """The runs in ``directory``/results.jsonl, in the order they were started."""
-    path = directory / RESULTS
+def read_rows(path: Path) -> list[RunRow | StepRow | EpochRow | EndRow]:
+    """All rows of a file, without a last line that is not yet, or was never, written to its end."""
     try:
         lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
-    runs: dict[str, Run] = {}
+    rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = _ROW.validate_json(line)
+            rows.append(_ROW.validate_json(line))
         except ValidationError as error:
             if number == len(lines) and not _is_json(line):
-                break  # a process killed while it wrote its last line
+                break  # a process that is still writing, or was killed while it wrote
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             raise LabError(f"{path}, line {number}: {where} {problem['msg']}".replace("\n", " ")) from error
+    return rows
+
+
+def read(directory: Path) -> list[Run]:
+    """The runs in ``directory``/results.jsonl, in the order they were started."""
+    path = directory / RESULTS
+    runs: dict[str, Run] = {}
+    for number, row in enumerate(read_rows(path), start=1):
         if isinstance(row, RunRow):
             runs[row.run] = Run(about=row)
         elif row.run not in runs:

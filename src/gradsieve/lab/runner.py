@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +84,18 @@ def run(
     yield from launcher(task, rule, options, name)
 
 
+class Metered(Protocol):
+    """What exchanges the gradients and knows what that cost: a simulator, or the handle of a DDP hook."""
+
+    def stats(self) -> gs.Stats: ...
+
+
 @dataclass
 class Training:
     """Where a training stands after a step."""
 
     model: nn.Module
-    simulator: gs.Simulator
+    sieve: Metered
     step: int
     epoch: float
     lr: float
@@ -102,14 +109,9 @@ def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
     steps_per_epoch = task.steps_per_epoch(options.workers, recipe.batch_size)
     model = task.model(options.seed)
     gradient_n = attach_flat_gradient(model)
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-    )
-    training = Training(model, simulator(model, rule, options), 0, 0.0, recipe.lr, math.nan, 0.0)
+    optimizer = optimizer_of(model, recipe)
+    workers = simulator(model, rule, options)
+    training = Training(model, workers, 0, 0.0, recipe.lr, math.nan, 0.0)
     for epoch in range(options.epochs):
         batches = task.batches(epoch, workers=options.workers, batch_size=recipe.batch_size, seed=options.seed)
         for batch in batches:
@@ -117,7 +119,7 @@ def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
             started = time.perf_counter()
             losses_W, grads_Wn = task.batch_gradients(model, batch)
             training.gradient_seconds += time.perf_counter() - started
-            gradient_n.copy_(training.simulator.step(grads_Wn, lr=training.lr))
+            gradient_n.copy_(workers.step(grads_Wn, lr=training.lr))
             for group in optimizer.param_groups:
                 group["lr"] = training.lr
             optimizer.step()
@@ -129,11 +131,18 @@ def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
 
 def virtual(task: Task, rule: Rule, options: Options, name: str) -> Iterator[StepRow | EpochRow | EndRow]:
     """The launcher that holds all workers in this process."""
+    yield from rows(task, options, name, train(task, rule, options))
+
+
+def rows(
+    task: Task, options: Options, name: str, trainings: Iterator[Training]
+) -> Iterator[StepRow | EpochRow | EndRow]:
+    """What a training has to tell, wherever it runs: some rows an epoch, an evaluation after each, and its end."""
     steps_per_epoch = task.steps_per_epoch(options.workers, options.recipe(task).batch_size)
     stride = math.ceil(steps_per_epoch / ROWS_PER_EPOCH)
     started = time.perf_counter()
-    for training in train(task, rule, options):
-        stats = training.simulator.stats()
+    for training in trainings:
+        stats = training.sieve.stats()
         ends_epoch = training.step % steps_per_epoch == 0
         if ends_epoch or training.step % stride == 0:
             yield StepRow(
@@ -163,6 +172,17 @@ def virtual(task: Task, rule: Rule, options: Options, name: str) -> Iterator[Ste
             )
     phases = {"gradients": training.gradient_seconds, **stats.total.seconds}
     yield EndRow(run=name, seconds=time.perf_counter() - started, phases=phases)
+
+
+def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
+    """The optimizer outside the exchange, as the recipe wants it."""
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+    )
 
 
 def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:

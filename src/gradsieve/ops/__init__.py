@@ -3,9 +3,11 @@
 What each op means stands in ``ops.reference``; ``native`` (CPU) and ``triton`` (CUDA) do the same, faster.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
 
 from torch import Tensor
@@ -51,4 +53,18 @@ def using(module: Ops) -> Iterator[None]:
 
 @cache
 def _fastest(device: str) -> Ops:
+    if device == "cuda" and find_spec("triton") is not None:
+        from gradsieve.ops import triton
+
+        return triton
+    if device == "cpu":
+        from gradsieve.ops import native
+
+        if native.available():
+            return native
+        warnings.warn(
+            "gradsieve was installed without its compiled kernels, so sparsification in plain PyTorch is slower; "
+            "install it again where there is a C compiler",
+            stacklevel=2,
+        )
     return reference

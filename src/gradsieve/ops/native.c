@@ -312,8 +312,9 @@ typedef struct {
     const double *quantiles; /* [segments] */
     size_t stride, start;    /* of the sample */
     Hits *samples;           /* [workers][segments] */
-    const uint64_t *marks;   /* [workers][words]: a bit a coordinate to take */
-    size_t words;
+    const uint32_t *picks;   /* [workers][room], ascending: the coordinates to take */
+    const int64_t *picked;   /* [workers], how many */
+    size_t room;
 } Plan;
 
 static size_t cut_into_pieces(const Step *step, Piece *pieces, size_t *owns) {
@@ -417,22 +418,26 @@ static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t
         sample->value[number++] = memory_of(plan, row)[i];
 }
 
-static void hits_at_marks(const Plan *plan, size_t row, size_t start, size_t stop, Hits *hits) {
+/* The picks from number `next` on that lie before `stop`, as hits. */
+static void hits_at_picks(const Plan *plan, size_t row, size_t next, size_t stop, Hits *hits) {
     const float *memory = memory_of(plan, row);
-    const uint64_t *marks = plan->marks + row * plan->words;
-    reserve(hits, stop - start + 1);
-    size_t length = hits->length;
-    for (size_t word = start / 64; word * 64 < stop; word++) {
-        uint64_t bits = marks[word];
-        do { /* the first is written also where there is none: no branch to guess */
-            size_t index = smaller(word * 64 + (size_t)__builtin_ctzll(bits | (uint64_t)1 << 63), stop - 1);
-            hits->index[length] = (uint32_t)index;
-            hits->value[length] = memory[index];
-            length += bits != 0;
-            bits &= bits - 1;
-        } while (UNLIKELY(bits));
+    const uint32_t *picks = plan->picks + row * plan->room, *pick = picks + next, *end = picks + plan->picked[row];
+    reserve(hits, TILE);
+    for (; pick < end && *pick < stop; pick++) {
+        hits->index[hits->length] = *pick;
+        hits->value[hits->length++] = memory[*pick];
     }
-    hits->length = length;
+}
+
+static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
+    const uint32_t *picks = plan->picks + row * plan->room;
+    size_t low = 0, high = (size_t)plan->picked[row];
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (picks[middle] < coordinate) low = middle + 1;
+        else high = middle;
+    }
+    return low;
 }
 
 static void add_moments(Piece *piece, Moments more) {
@@ -459,7 +464,7 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
         job.dense = hits->length - before > TILE / 256;
         if (plan->rule == TAKE) {
             hits->length = piece->first;
-            hits_at_marks(plan, row, start, stop, hits);
+            hits_at_picks(plan, row, *rank, stop, hits);
         }
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
         if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE))
@@ -472,13 +477,6 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
         }
     }
     piece->count = hits->length - piece->first;
-}
-
-static size_t marked(const Plan *plan, size_t row, const Piece *piece) {
-    size_t count = 0;
-    for (size_t word = piece->start / 64; word * 64 < piece->stop; word++)
-        count += (size_t)__builtin_popcountll(plan->marks[row * plan->words + word]);
-    return count;
 }
 
 /* The threshold of the first pass: a little under the last step's, or infinite (non-finite p only). */
@@ -501,8 +499,7 @@ static void sieve_range(void *context, size_t range) {
     Piece *to = pieces + plan->row_pieces * (part + 1) / plan->parts;
     int kind = (int)plan->step->grad_kind;
     int at_once = plan->step->slots >= 0 && (plan->rule == TAKE || (plan->rule == THRESHOLD && part == 0));
-    if (plan->rule == TAKE)
-        for (Piece *piece = pieces; piece < from; piece++) rank += marked(plan, row, piece);
+    if (plan->rule == TAKE && from < to) rank = picks_before(plan, row, from->start);
     float threshold = INFINITY;
     for (Piece *piece = from; piece < to; piece++) {
         size_t segment = piece->segment, before = rank;
@@ -795,11 +792,12 @@ void gradsieve_sampledk(Step *step, const int64_t *k, int64_t stride, int64_t st
     run(plan);
 }
 
-/* Takes the marked coordinates; the slots must be there. */
-void gradsieve_take(Step *step, const uint64_t *marks) {
+/* Takes picked coordinates; the slots must be there. */
+void gradsieve_take(Step *step, const uint32_t *picks, const int64_t *picked, int64_t room) {
     Plan *plan = make_plan(step, TAKE);
-    plan->marks = marks;
-    plan->words = ((size_t)step->size + 63) / 64;
+    plan->picks = picks;
+    plan->picked = picked;
+    plan->room = (size_t)room;
     run(plan);
 }
 
@@ -831,7 +829,7 @@ void gradsieve_send(Step *step) {
         int32_t *counts = step->counts + (int64_t)row * step->counts_stride;
         size_t nonfinite = 0;
         double error = 0.0;
-        memset(counts, 0, blocks * sizeof *counts);
+        zero(counts, blocks * sizeof *counts);
         Piece *piece = plan->pieces + row * plan->row_pieces;
         for (Piece *end = piece + plan->row_pieces; piece < end; piece++) {
             size_t sent = smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots);
@@ -851,44 +849,83 @@ void gradsieve_send(Step *step) {
     step->plan = NULL;
 }
 
-/* Marks the first k of each segment's keyed permutation, as reference.draw. */
-void gradsieve_draw(const Step *step, const int64_t *k, const int64_t *keys, uint64_t *marks) {
-    size_t segments = (size_t)step->segments, words = ((size_t)step->size + 63) / 64;
-    memset(marks, 0, (size_t)step->workers * words * sizeof *marks);
+/* Sorts numbers below `limit`, digit by digit, and drops repetitions. Returns how many are left. */
+static size_t sort(uint32_t *numbers, size_t count, size_t limit) {
+    uint32_t bits = 1, ends[4096], passes, width;
+    size_t i = 1, left = 0;
+    while (bits < 32 && limit > (size_t)1 << bits) bits++;
+    passes = bits <= 24 ? 2 : 3;
+    width = (bits + passes - 1) / passes;
+    while (i < count && numbers[i - 1] < numbers[i]) i++;
+    if (i >= count) return count;
+    uint32_t *from = numbers, *other = need(malloc(count * sizeof *other)), *to = other;
+    for (uint32_t pass = 0; pass < passes; pass++) {
+        uint32_t shift = pass * width, mask = (1u << width) - 1, end = 0;
+        memset(ends, 0, sizeof ends);
+        for (i = 0; i < count; i++) ends[from[i] >> shift & mask]++;
+        for (uint32_t digit = 0; digit <= mask; digit++) {
+            uint32_t same = ends[digit];
+            ends[digit] = end;
+            end += same;
+        }
+        for (i = 0; i < count; i++) to[ends[from[i] >> shift & mask]++] = from[i];
+        uint32_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    for (i = 0; i < count; i++)
+        if (left == 0 || from[i] != numbers[left - 1]) numbers[left++] = from[i];
+    free(other);
+    return left;
+}
+
+static size_t draw_segment(uint32_t *picks, size_t begin, size_t size, size_t k, uint32_t key) {
+    uint32_t half = (33u - (uint32_t)__builtin_clz(size > 2 ? (uint32_t)size - 1 : 1u)) / 2, walk[256];
+    size_t drawn = 0;
+    for (size_t slot = 0, waiting = 0; slot < k || waiting;) { /* results outside of the segment go round again */
+        while (waiting < 256 && slot < k) walk[waiting++] = (uint32_t)slot++;
+        feistel(walk, waiting, half, key);
+        size_t outside = 0;
+        for (size_t i = 0; i < waiting; i++) {
+            if (walk[i] < size) picks[drawn++] = (uint32_t)begin + walk[i];
+            else walk[outside++] = walk[i];
+        }
+        waiting = outside;
+    }
+    return drawn;
+}
+
+/* Picks the first k of each segment's keyed permutation, as reference.draw. */
+void gradsieve_draw(const Step *step, const int64_t *k, const int64_t *keys, uint32_t *picks, int64_t *picked,
+                    int64_t room) {
+    size_t segments = (size_t)step->segments;
     for (size_t row = 0; row < (size_t)step->workers; row++) {
         const int64_t *row_keys = keys + row * segments;
-        if (row && memcmp(keys, row_keys, segments * sizeof *keys) == 0) {
-            memcpy(marks + row * words, marks, words * sizeof *marks);
+        uint32_t *row_picks = picks + row * (size_t)room;
+        if (row && room && memcmp(keys, row_keys, segments * sizeof *keys) == 0) {
+            memcpy(row_picks, picks, (size_t)room * sizeof *picks);
+            picked[row] = picked[0];
             continue;
         }
+        size_t count = 0;
         for (size_t s = 0; s < segments; s++) {
             size_t begin = (size_t)step->bounds[s], size = (size_t)step->bounds[s + 1] - begin;
             size_t slots = k[s] > 0 ? smaller((size_t)k[s], size) : 0;
-            uint32_t half = (33u - (uint32_t)__builtin_clz(size > 2 ? (uint32_t)size - 1 : 1u)) / 2, walk[256];
-            for (size_t slot = 0, waiting = 0; slot < slots || waiting;) { /* results outside go round again */
-                while (waiting < 256 && slot < slots) walk[waiting++] = (uint32_t)slot++;
-                feistel(walk, waiting, half, (uint32_t)row_keys[s]);
-                size_t outside = 0;
-                for (size_t i = 0; i < waiting; i++) {
-                    size_t at = begin + walk[i];
-                    if (walk[i] < size) marks[row * words + at / 64] |= (uint64_t)1 << at % 64;
-                    else walk[outside++] = walk[i];
-                }
-                waiting = outside;
-            }
+            if (slots) count += draw_segment(row_picks + count, begin, size, slots, (uint32_t)row_keys[s]);
         }
+        picked[row] = (int64_t)sort(row_picks, count, (size_t)step->size);
     }
 }
 
-/* Marks given coordinates. Returns whether all are inside. */
-int gradsieve_mark(const Step *step, const int64_t *index, int64_t count, uint64_t *marks) {
-    size_t words = ((size_t)step->size + 63) / 64;
-    memset(marks, 0, (size_t)step->workers * words * sizeof *marks);
-    for (int64_t row = 0; row < step->workers; row++)
-        for (int64_t i = 0; i < count; i++) {
-            int64_t at = index[row * count + i];
+/* Picks given coordinates. Returns whether all are inside. */
+int gradsieve_pick(const Step *step, const int64_t *index, uint32_t *picks, int64_t *picked, int64_t room) {
+    for (int64_t row = 0; row < step->workers; row++) {
+        for (int64_t i = 0; i < room; i++) {
+            int64_t at = index[row * room + i];
             if (at < 0 || at >= step->size) return 0;
-            marks[(size_t)row * words + (size_t)at / 64] |= (uint64_t)1 << at % 64;
+            picks[row * room + i] = (uint32_t)at;
         }
+        picked[row] = (int64_t)sort(picks + row * room, (size_t)room, (size_t)step->size);
+    }
     return 1;
 }

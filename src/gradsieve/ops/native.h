@@ -18,6 +18,10 @@ enum { F32, BF16, F16, IN_PLACE }; /* the last: no gradient, the memory holds p 
 
 static inline size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
+static inline void zero(void *to, size_t bytes) {
+    if (bytes) memset(to, 0, bytes); /* nothing to zero may come as a null pointer */
+}
+
 static inline void *need(void *memory) {
     if (memory == NULL) {
         fputs("gradsieve: out of memory\n", stderr);

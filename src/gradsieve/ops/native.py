@@ -54,10 +54,10 @@ def _load() -> ctypes.CDLL | None:
             "topk": [c_void_p, c_void_p, c_void_p],
             "gaussiank": [c_void_p, c_void_p, c_void_p, c_void_p],
             "sampledk": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
-            "take": [c_void_p, c_void_p],
+            "take": [c_void_p, c_void_p, c_void_p, c_int64],
             "send": [c_void_p],
-            "draw": [c_void_p, c_void_p, c_void_p, c_void_p],
-            "mark": [c_void_p, c_void_p, c_int64, c_void_p],
+            "draw": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
+            "pick": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
             "mean": [c_void_p],
             "decode": [c_void_p],
             "give_back": [c_void_p],
@@ -121,20 +121,24 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     if not _fits(pending):
         return reference.randomk(pending, k_S, keys_LS)
     k, keys_LS = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous()
-    marks = _marks(pending)
-    drawn = _step(pending, pending.segments.tensor(k.device))
-    _library.gradsieve_draw(ctypes.byref(drawn), k.data_ptr(), keys_LS.data_ptr(), marks.data_ptr())
-    return _take(pending, marks, sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True)))
+    room = sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True))
+    picks, picked_L = _picks(pending, room)
+    step = _step(pending, pending.segments.tensor(k.device))
+    pointers = k.data_ptr(), keys_LS.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
+    _library.gradsieve_draw(ctypes.byref(step), *pointers, room)
+    return _take(pending, picks, picked_L, room)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
     if not _fits(pending):
         return reference.take(pending, index_LK)
-    marks, index_LK = _marks(pending), index_LK.contiguous()
+    index_LK, room = index_LK.contiguous(), index_LK.shape[1]
+    picks, picked_L = _picks(pending, room)
     step = _step(pending, _whole(pending.grad_Ln.shape[1]))
-    if not _library.gradsieve_mark(ctypes.byref(step), index_LK.data_ptr(), index_LK.shape[1], marks.data_ptr()):
+    pointers = index_LK.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
+    if not _library.gradsieve_pick(ctypes.byref(step), *pointers, room):
         raise IndexError(f"a coordinate to take is outside of 0..{step.size - 1}")
-    return _take(pending, marks, index_LK.shape[1])
+    return _take(pending, picks, picked_L, room)
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -242,10 +246,11 @@ def _hints(pending: Pending, rule: str) -> Tensor:
     return _cached(pending, f"native.{rule}", shape, torch.float32)
 
 
-def _marks(pending: Pending) -> Tensor:
-    """A bit a coordinate."""
-    workers, size = pending.grad_Ln.shape
-    return _cached(pending, "native.marks", (workers, -(-size // 64)), torch.int64)
+def _picks(pending: Pending, room: int) -> tuple[Tensor, Tensor]:
+    """Room for the coordinates to take of each worker, and for how many they are."""
+    workers = pending.grad_Ln.shape[0]
+    picks = _cached(pending, "native.picks", (workers, room), torch.int32)
+    return picks, torch.empty(workers, dtype=torch.int64)
 
 
 def _step(pending: Pending, bounds: Tensor) -> Any:
@@ -258,11 +263,11 @@ def _step(pending: Pending, bounds: Tensor) -> Any:
     )  # fmt: skip
 
 
-def _take(pending: Pending, marks: Tensor, count: int) -> Sparse:
+def _take(pending: Pending, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
     workers, size = pending.grad_Ln.shape
-    into = pending.into or reference.empty(workers, size, count, pending.values, marks.device)
-    step = _step(pending, _whole(size))
-    return _send(pending, step, lambda at: _library.gradsieve_take(at, marks.data_ptr()), into)
+    into = pending.into or reference.empty(workers, size, room, pending.values, picks.device)
+    pointers = picks.data_ptr(), picked_L.data_ptr(), room
+    return _send(pending, _step(pending, _whole(size)), lambda at: _library.gradsieve_take(at, *pointers), into)
 
 
 def _send(pending: Pending, step: Any, choose: Callable[[Any], None], into: Sparse | None = None) -> Sparse:

@@ -4,7 +4,9 @@ Same names and meaning as ``reference``, same result, in the same (index) order.
 for the device. L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -53,25 +55,22 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     floors_LS, gaps_LS = remembered(pending, "topk")
     work = Work.of(pending, 4 * plan.total, plan.small)
     work.sieve(floors_LS=floors_LS)
-    overflow_L, again_L = work.flags("overflow"), work.flags("overflow_again")
     dense_L, retry_L, none_L = work.flags("dense"), work.flags("retry"), work.flags("none")
-    work.tally(0, work.choice, none_L)
-    work.narrow(0, work.choice, plan.k_S, overflow_L, failed=retry_L)
+    work.select(0, plan.k_S, none_L, floors_LS, overflow="overflow", failed="retry")
 
     sample = work.sample(plan.sampling, plan.sampling.firsts_S, gate=retry_L)
     estimate = work.new_choice()
     for level in (0, 1):
-        work.tally(level, estimate, none_L, gate=retry_L, sample=sample)
-        work.narrow(level, estimate, plan.ranks_S, none_L, finding.ESTIMATE, gate=retry_L, floors_LS=floors_LS)
+        work.tally(level, estimate, none_L, floors_LS, retry_L, sample)
+        work.narrow(level, estimate, plan.ranks_S, none_L, floors_LS, finding.ESTIMATE, retry_L)
     work.resieve(retry_L)
-    work.tally(0, work.choice, none_L, gate=retry_L)
-    work.narrow(0, work.choice, plan.k_S, again_L, gate=retry_L, failed=dense_L)
-    work.tally(0, work.choice, dense_L, gate=dense_L)
-    work.narrow(0, work.choice, plan.k_S, none_L, gate=dense_L)
-    work.descend(plan.k_S, dense_L)
+    again_LS = work.ints("floors_again")
+    work.select(0, plan.k_S, none_L, again_LS, gate=retry_L, overflow="overflow_again", failed="dense")
+    work.select(0, plan.k_S, dense_L, again_LS, gate=dense_L)
+    work.descend(plan.k_S, dense_L, floors_LS)
     finding.steer[(len(k_S), work.workers)](
-        floors_LS, gaps_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S, overflow_L, len(k_S),
-        SMALL=SMALL, num_warps=1,
+        floors_LS, gaps_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S,
+        work.flags("overflow"), len(k_S), SMALL=SMALL, num_warps=1,
     )  # fmt: skip
     return measured(pending, work.send(dense_L))
 
@@ -107,8 +106,8 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     sample = work.sample(Sampling.every(pending.segments, stride, work.device), firsts_S)
     rank = work.new_choice()
     for level in range(3):
-        work.tally(level, rank, none_L, sample=sample)
-        work.narrow(level, rank, ranks_S, none_L, finding.RANK)
+        work.tally(level, rank, none_L, floors_LS, sample=sample)
+        work.narrow(level, rank, ranks_S, none_L, floors_LS, finding.RANK)
     bands = plan.bands(0.8, 1.3)
     finding.sample_start[(len(k_S), work.workers)](
         rank.limits_LS, plan.k_S, work.bounds_S, *work.trial(0, floors_LS), len(k_S), num_warps=1, **PRECISE
@@ -116,11 +115,11 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     dense_L = work.refine(plan.k_S, bands, floors_LS)
     work.above(4)
     finding.overshoot[(len(k_S), work.workers)](
-        work.ints("found"), bands, plan.k_S, work.choice.closed_LS, exact_L, len(k_S), num_warps=1
+        work.ints("found"), bands, plan.k_S, work.choice.states_LS, exact_L, len(k_S), num_warps=1
     )
-    work.tally(0, work.choice, dense_L, gate=exact_L)
-    work.narrow(0, work.choice, plan.k_S, none_L, gate=exact_L)
-    work.descend(plan.k_S, dense_L)
+    whole_LS = torch.full_like(floors_LS, -1)
+    work.select(0, plan.k_S, dense_L, whole_LS, gate=exact_L)
+    work.descend(plan.k_S, dense_L, whole_LS)
     return measured(pending, work.send(dense_L))
 
 
@@ -129,27 +128,36 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     if not fits(pending):
         return reference.randomk(pending, k_S, keys_LS)
     plan = Plan.of(pending, k_S)
-    keys_LS = keys_LS.to(pending.grad_Ln.device, torch.int64, non_blocking=True).contiguous()
-    index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=pending.grad_Ln.device)
-    if plan.total:
-        kernels.draw[(cdiv(plan.total, 256), len(keys_LS))](
-            index_LK, keys_LS, plan.firsts_S, plan.bounds_S, plan.half_S, plan.total,
-            len(k_S), STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
-        )  # fmt: skip
-    return take(pending, index_LK)
+    device = pending.grad_Ln.device
+
+    def drawn() -> Tensor:
+        on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
+        index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
+        if plan.total:
+            kernels.draw[(cdiv(plan.total, 256), len(keys_LS))](
+                index_LK, on_device, plan.firsts_S, plan.bounds_S, plan.half_S, plan.total, len(k_S),
+                STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
+            )  # fmt: skip
+        return index_LK.sort(1).values
+
+    return send_given(pending, drawn)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
     """Keep the given distinct coordinates (any order, the same number for every worker)."""
     if not fits(pending):
-        return reference.take(pending, index_LK.long())
+        return reference.take(pending, index_LK)
+    return send_given(pending, lambda: index_LK.to(torch.int32).sort(1).values)
+
+
+def send_given(pending: Pending, given: Callable[[], Tensor]) -> Sparse:
+    """Send the coordinates that ``given`` makes, sorted; it runs beside the pass over the memory."""
     work = Work.of(pending, 0)
-    kept = index_LK.shape[1]
+    sorted_LK = beside(given, work.device, lambda: work.sieve(floor=NOTHING))
+    kept = sorted_LK.shape[1]
     into = pending.into
     if into is None:
         into = reference.empty(work.workers, work.n, kept, pending.values, work.device)
-    sorted_LK = index_LK.to(torch.int32).sort(1).values
-    work.sieve(floor=NOTHING)
     kernels.place_counts[(cdiv(work.blocks, 128), work.workers)](
         sorted_LK, kept, into.counts_LB, into.counts_LB.stride(0), into.slots, work.blocks, STEPS=kept.bit_length()
     )
@@ -159,6 +167,26 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
         *row_strides(into)[1:], into.slots, LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
     )  # fmt: skip
     return measured(pending, into)
+
+
+def beside(first: Callable[[], Tensor], device: torch.device, second: Callable[[], None]) -> Tensor:
+    """Run both at once: many small kernels hide behind one large one."""
+    if device.type != "cuda":
+        second()
+        return first()
+    here, there = torch.cuda.current_stream(device), side_stream(device)
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        result = first()
+    second()
+    here.wait_stream(there)
+    result.record_stream(here)
+    return result
+
+
+@lru_cache(maxsize=16)
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -172,11 +200,13 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
         return out_n
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
+    total_n.zero_()
     workers, blocks = sparse.counts_LB.shape
     quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
     kernels.decode[(blocks,)](
         sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots, total_n,
-        quotients, quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=256,
+        quotients, quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=128,
+        num_warps=1,
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 

@@ -17,27 +17,11 @@ SUPERS: tl.constexpr = tl.constexpr(256)  # groups of 128 blocks: enough for 2**
 SPREAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector to itself
 REPLICAS: tl.constexpr = tl.constexpr(32)  # of the sums for the moments, against contention
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
-PLAIN = [
-    "n",
-    "floor",
-    "limit",
-    "segments",
-    "lists",
-    "cap",
-    "tiles",
-    "blocks",
-    "slots",
-    "kept",
-    "samples",
-    "workers",
-    "counts_stride",
-    "offsets_stride",
-    "values_stride",
-    "wanted_stride",
-    "bad_stride",
-    "before_stride",
+PLAIN = [  # arguments that no version is compiled for
+    "n", "floor", "limit", "segments", "lists", "cap", "tiles", "blocks", "slots", "kept", "samples", "workers",
+    "counts_stride", "offsets_stride", "values_stride", "wanted_stride", "bad_stride", "before_stride",
     "quotients_stride",
-]  # compile once whatever they are
+]  # fmt: skip
 NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
 
 
@@ -69,16 +53,27 @@ def reload(memory, grad, index, inside, decay, gain, nonfinite):
 
 
 @triton.jit
-def collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles):
-    """Append the kept of one [4, 32, 4] tile to its list, in index order."""
-    group = tl.arange(0, 4)[:, None, None]
-    lane = tl.arange(0, 32)
-    bit = (1 << (group * 4 + tl.arange(0, 4)[None, None, :])) + tl.zeros([4, 32, 4], tl.int32)
-    mine = tl.sum(tl.sum(tl.where(keep, bit, 0), 2), 0)  # 16 bits a lane: 4 groups of 4 neighbours
+def tile_index(tile, GROUPS: tl.constexpr):
+    """A thread holds GROUPS runs of 4 neighbours."""
+    LANES: tl.constexpr = TILE // GROUPS // 4
+    place = tl.arange(0, GROUPS)[:, None, None] * (LANES * 4) + tl.arange(0, LANES)[None, :, None] * 4
+    return tile * TILE + place + tl.arange(0, 4)[None, None, :]
+
+
+@triton.jit
+def collect(
+    p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS: tl.constexpr
+):  # fmt: skip
+    """Append the kept of one tile to its list, in index order."""
+    LANES: tl.constexpr = TILE // GROUPS // 4
+    group = tl.arange(0, GROUPS)[:, None, None]
+    lane = tl.arange(0, LANES)
+    bit = (1 << (group * 4 + tl.arange(0, 4)[None, None, :])) + tl.zeros([GROUPS, LANES, 4], tl.int32)
+    mine = tl.sum(tl.sum(tl.where(keep, bit, 0), 2), 0)  # up to 16 bits a lane: groups of 4 neighbours
     word = 0
     if tl.max(mine) != 0:
         pairs = mine - ((mine >> 1) & 0x5555)
-        kept = ((pairs & 0x3333) + ((pairs >> 2) & 0x3333)).to(tl.int64)  # how many a group, in 4 bits
+        kept = ((pairs & 0x3333) + ((pairs >> 2) & 0x3333)).to(tl.int64)  # how many a group, in 4 bits each
         kept = (kept & 0xF) | ((kept & 0xF0) << 12) | ((kept & 0xF00) << 24) | ((kept & 0xF000) << 36)
         total = tl.sum(kept)
         ahead = (total << 16) * 0x0001000100010001  # of the groups before, in 16 bits each
@@ -90,7 +85,7 @@ def collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lis
             word = start * 1024 + count
             base = line.to(tl.int64) * cap + start
             raw = p.to(tl.int32, bitcast=True)
-            most = tl.max((kept + (kept >> 16) + (kept >> 32) + (kept >> 48)) & 0xFFFF).to(tl.int32)
+            most = tl.max((kept + (kept >> 16) + (kept >> 32) + (kept >> 48)).to(tl.int32) & 0xFFFF)
             left = mine
             for _ in range(most):
                 low = left & -left
@@ -101,7 +96,7 @@ def collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lis
                 value = tl.sum(tl.sum(tl.where(bit == low[None, :, None], raw, 0), 2), 0)
                 hit = low != 0
                 tl.store(list_p + base + rank, value.to(tl.float32, bitcast=True), mask=hit)
-                tl.store(list_offset + base + rank, (of * 128 + lane * 4 + (at & 3)).to(tl.int16), mask=hit)
+                tl.store(list_offset + base + rank, (of * (LANES * 4) + lane * 4 + (at & 3)).to(tl.int16), mask=hit)
                 left = left & (left - 1)
         else:
             tl.store(overflow + row, 1)
@@ -117,25 +112,19 @@ def tile_floors(floors, bounds, index, first, last, row, segments):
     return floor
 
 
-@triton.jit
-def tile_index(tile):
-    group = tl.arange(0, 4)[:, None, None]
-    return tile * TILE + group * 128 + tl.arange(0, 32)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-
-
 @triton.jit(do_not_specialize=PLAIN)
 def sieve(
     grad, memory, grad_stride, memory_stride, n, decay, gain, floor,
     bounds, floors, heads, words, list_p, list_offset, overflow, nonfinite, moments,
     segments, lists, cap, tiles,
-    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr, ALIGN: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """memory = p, and the candidates (key > floor) to the lists: the one pass over everything."""
     tile = tl.program_id(0)
     row = tl.program_id(1)
-    grad += row.to(tl.int64) * grad_stride
-    memory += row.to(tl.int64) * memory_stride
-    index = tile_index(tile)
+    grad += tl.multiple_of(row.to(tl.int64) * grad_stride, ALIGN)
+    memory += tl.multiple_of(row.to(tl.int64) * memory_stride, ALIGN)
+    index = tile_index(tile, GROUPS)
     inside = index < n
     whole = tile * TILE + TILE <= n  # without a mask loads are 16 bytes wide whatever n is
     if whole:
@@ -169,7 +158,7 @@ def sieve(
         tl.store(memory + index, left)
     else:
         tl.store(memory + index, left, mask=inside)
-    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles)
+    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -195,14 +184,16 @@ def resieve(
                 begin = (tl.load(bounds + s) // TILE).to(tl.int32)
                 stop = ((tl.load(bounds + s + 1) + TILE - 1) // TILE).to(tl.int32)
                 for tile in range(begin + tl.program_id(0), stop, tl.num_programs(0)):
-                    index = tile_index(tile)
+                    index = tile_index(tile, 4)
                     inside = index < n
                     p = reload(memory, grad, index, inside, decay, gain, bad)
                     end = tl.minimum(tile * TILE + TILE, n)
                     first = segment_of(bounds, tile * TILE, segments, STEPS)
                     last = segment_of(bounds, end - 1, segments, STEPS)
                     keep = (key_of(p) > tile_floors(floors, bounds, index, first, last, row, segments)) & inside
-                    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow_again, lists, cap, tiles)
+                    collect(
+                        p, keep, tile, row, heads, words, list_p, list_offset, overflow_again, lists, cap, tiles, 4
+                    )  # fmt: skip
 
 
 @triton.jit
@@ -295,10 +286,20 @@ def put(p, index, hit, slot, memory, offsets, values, slots, LIMIT: tl.constexpr
     tl.store(memory + index, p - sent.to(tl.float32), mask=hit & (key_of(p) < INFINITE))
 
 
+@triton.jit
+def chosen_before(chosen_LB, supers, row, block, blocks):
+    """How many are chosen in the blocks before, in this one, and in all."""
+    group = tl.arange(0, SUPERS)
+    sums = tl.load(supers + row * SUPERS + group)
+    near = block // TILES * TILES + tl.arange(0, TILES)
+    before = tl.sum(tl.where(group < block // TILES, sums, 0))
+    before += tl.sum(tl.load(chosen_LB + row * blocks + near, mask=near < block, other=0))
+    return before, tl.load(chosen_LB + row * blocks + block), tl.sum(sums)
+
+
 @triton.jit(do_not_specialize=PLAIN)
 def pack(
-    grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
-    bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
+    memory, memory_stride, limit, bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
     counts, offsets, values, wanted, nonfinite_out,
     counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     segments, lists, cap, tiles, blocks,
@@ -307,53 +308,64 @@ def pack(
     """The chosen of one block into their slots, in index order; the memory keeps what is not sent."""
     block = tl.program_id(0)
     row = tl.program_id(1)
-    group = tl.arange(0, SUPERS)
-    sums = tl.load(supers + row * SUPERS + group)
-    neighbour = tl.arange(0, TILES)
-    near = block // TILES * TILES + neighbour
-    before = tl.sum(tl.where(group < block // TILES, sums, 0))
-    before += tl.sum(tl.load(chosen_LB + row * blocks + near, mask=near < block, other=0))
-    mine = tl.load(chosen_LB + row * blocks + block)
-    bad = tl.load(nonfinite + row)
+    before, mine, total = chosen_before(chosen_LB, supers, row, block, blocks)
     tl.store(counts + row * counts_stride + block, tl.minimum(before + mine, slots) - tl.minimum(before, slots))
     if block == 0:
-        tl.store(wanted + row * wanted_stride, tl.sum(sums))
-        tl.store(nonfinite_out + row * bad_stride, bad)
-    if (mine > 0) & (before < slots):
+        tl.store(wanted + row * wanted_stride, total)
+        tl.store(nonfinite_out + row * bad_stride, tl.load(nonfinite + row))
+    if (mine > 0) & (before < slots) & (tl.load(dense + row) == 0):
+        memory += row.to(tl.int64) * memory_stride
+        offsets += row.to(tl.int64) * offsets_stride
+        values += row.to(tl.int64) * values_stride
+        tile, start, size = block_words(words, row, block, tiles)
+        most = tl.max(size)
+        taken = size
+        if SEGMENTED:
+            taken = size * 0
+            for i in range(0, most, 4):
+                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+                index = tl.where(there, index, 0)
+                hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
+                taken += tl.sum(hit.to(tl.int32), 1)
+        slot = before + tl.cumsum(taken) - taken
+        for i in range(0, most, 4):
+            p, index, hit = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+            if SEGMENTED:
+                index = tl.where(hit, index, 0)
+                hit &= chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED)
+            one = hit.to(tl.int32)
+            put(p, index, hit, slot[:, None] + tl.cumsum(one, 1) - one, memory, offsets, values, slots, LIMIT)
+            slot += tl.sum(one, 1)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def pack_dense(
+    grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
+    bounds, limits, ages, dense, nonfinite, chosen_LB, supers, offsets, values, offsets_stride, values_stride, slots,
+    segments, blocks, LIMIT: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+):  # fmt: skip
+    """``pack`` for dense rows, from the memory."""
+    row = tl.program_id(1)
+    if tl.load(dense + row) != 0:
         grad += row.to(tl.int64) * grad_stride
         memory += row.to(tl.int64) * memory_stride
         offsets += row.to(tl.int64) * offsets_stride
         values += row.to(tl.int64) * values_stride
-        if tl.load(dense + row) != 0:
-            for i in range(0, TILES * TILE, CHUNK):
-                index = block * (TILES * TILE) + i + tl.arange(0, CHUNK)
-                inside = index < n
-                p = reload(memory, grad, index, inside, decay, gain, bad)
-                index = tl.where(inside, index, 0)
-                hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
-                one = hit.to(tl.int32)
-                put(p, index, hit, before + tl.cumsum(one) - one, memory, offsets, values, slots, LIMIT)
-                before += tl.sum(one)
-        else:
-            tile, start, size = block_words(words, row, block, tiles)
-            most = tl.max(size)
-            taken = size
-            if SEGMENTED:
-                taken = size * 0
-                for i in range(0, most, 4):
-                    p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
-                    index = tl.where(there, index, 0)
-                    hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
-                    taken += tl.sum(hit.to(tl.int32), 1)
-            slot = before + tl.cumsum(taken) - taken
-            for i in range(0, most, 4):
-                p, index, hit = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
-                if SEGMENTED:
-                    index = tl.where(hit, index, 0)
-                    hit &= chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED)
-                one = hit.to(tl.int32)
-                put(p, index, hit, slot[:, None] + tl.cumsum(one, 1) - one, memory, offsets, values, slots, LIMIT)
-                slot += tl.sum(one, 1)
+        bad = tl.load(nonfinite + row)
+        for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+            before, mine, _ = chosen_before(chosen_LB, supers, row, block, blocks)
+            if (mine > 0) & (before < slots):
+                for i in range(0, TILES * TILE, CHUNK):
+                    index = block * (TILES * TILE) + i + tl.arange(0, CHUNK)
+                    inside = index < n
+                    p = reload(memory, grad, index, inside, decay, gain, bad)
+                    index = tl.where(inside, index, 0)
+                    hit = (
+                        chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
+                    )
+                    one = hit.to(tl.int32)
+                    put(p, index, hit, before + tl.cumsum(one) - one, memory, offsets, values, slots, LIMIT)
+                    before += tl.sum(one)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -578,7 +590,7 @@ def decode(
     counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, quotients,
     quotients_stride, workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One program owns one block and walks the workers in rank order, so the sum is the same everywhere.
+    """Onto zeros: one program owns one block and walks the workers in rank order, so the sum is the same everywhere.
 
     Only what was sent is divided: all quotients are formed before the first is written, since workers that
     sent the same coordinate share it.
@@ -587,10 +599,6 @@ def decode(
     blocks = tl.num_programs(0)
     room = n - block * 65536
     out += block.to(tl.int64) * 65536
-    for i in range(0, 65536, 4096):
-        index = i + tl.arange(0, 4096)
-        tl.store(out + index, tl.zeros([4096], tl.float32), mask=index < room)
-    tl.debug_barrier()
     for w in range(workers):
         start, size = share(counts, ends, counts_stride, w, block, blocks)
         for i in range(0, size, WIDTH):
@@ -606,9 +614,9 @@ def decode(
                 there = some < workers
                 sizes = tl.minimum(tl.load(counts + some * counts_stride + block, mask=there, other=0), 65536)
                 starts = (tl.load(ends + some * blocks + block, mask=there, other=0) - sizes)[:, None]
-                for i in range(0, tl.max(sizes), 128):
-                    slot = starts + i + tl.arange(0, 128)[None, :]
-                    within = i + tl.arange(0, 128)[None, :] < sizes[:, None]
+                for i in range(0, tl.max(sizes), 32):
+                    slot = starts + i + tl.arange(0, 32)[None, :]
+                    within = i + tl.arange(0, 32)[None, :] < sizes[:, None]
                     at, hit = arrived(offsets, offsets_stride, some[:, None], slot, within, slots, room)
                     quotient = quotients + some.to(tl.int64)[:, None] * quotients_stride + slot
                     if writing == 0:

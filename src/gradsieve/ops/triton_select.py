@@ -25,34 +25,59 @@ from gradsieve.ops.triton_kernels import (
 
 BINS: tl.constexpr = tl.constexpr(2048)
 NOTHING: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # as a limit, or as an age
+OPEN: tl.constexpr = tl.constexpr(0)
+CLOSED: tl.constexpr = tl.constexpr(1)
+TIED: tl.constexpr = tl.constexpr(2)  # the limit is known, but not how old its equals must be
 SELECT: tl.constexpr = tl.constexpr(0)  # exactly as many as are wanted
 ESTIMATE: tl.constexpr = tl.constexpr(1)  # a floor from a sample
 RANK: tl.constexpr = tl.constexpr(2)  # the value of the wanted rank
 
 
 @triton.jit
-def ballot(key, index, there, start, at, closed, prefix, limits, LEVEL: tl.constexpr):
+def span(floors, bases, shifts, at, everything, LEVEL: tl.constexpr):
+    """Where a level's histogram starts and how wide its bins are, in bits.
+
+    Level 0 starts at the floor, in fine bins over half an octave; without a floor it spans all keys.
+    """
+    if LEVEL == 0:
+        base = tl.load(floors + at) + 1
+        base = tl.where(everything | (base < 0), base * 0, base)
+        shift = tl.where(base == 0, 20, 11)
+    elif LEVEL == 3:
+        base = at * 0
+        shift = base + 20
+    else:
+        base = tl.load(bases + at)
+        shift = tl.load(shifts + at)
+    return base, shift
+
+
+@triton.jit
+def ballot(key, age, there, base, shift, limit, state, LEVEL: tl.constexpr):
     """Which take part in this level's histogram, and in which bin. Levels 0 to 2 split keys, 3 to 5 ages."""
-    SHIFT: tl.constexpr = 20 - 10 * (LEVEL % 3)
-    hit = there & (tl.load(closed + at) == 0)
-    value = key
-    if LEVEL >= 3:
-        hit &= key == tl.load(limits + at)
-        value = NEWEST - (index - start.to(tl.int32))
-    if LEVEL % 3 != 0:
-        hit &= (value >> (SHIFT + 10)) == tl.load(prefix + at)
-        return hit, (value >> SHIFT) & 1023
-    return hit, value >> SHIFT
+    if LEVEL < 3:
+        hit = there & (state == OPEN)
+        value = key
+    else:
+        hit = there & (state == TIED) & (key == limit)
+        value = age
+    bin = (value - base) >> shift
+    if LEVEL == 0:
+        bin = tl.minimum(bin, BINS - 1)
+    elif LEVEL != 3:
+        WIDE: tl.constexpr = BINS if LEVEL % 3 == 1 else 512
+        hit &= (value >= base) & (bin < WIDE)
+    return hit, bin
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def tally(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
-    bounds, words, list_p, list_offset, dense, nonfinite, gate, closed, prefix, limits, histogram,
+    bounds, words, list_p, list_offset, dense, nonfinite, gate, floors, states, bases, shifts, limits, histogram,
     segments, lists, cap, tiles, blocks,
-    LEVEL: tl.constexpr, STEPS: tl.constexpr, GATED: tl.constexpr, SAMPLE: tl.constexpr,
+    LEVEL: tl.constexpr, STEPS: tl.constexpr, GATED: tl.constexpr, SAMPLE: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """One level's histogram of every segment that is not closed. SAMPLE: memory holds keys, -1 for none."""
+    """One level's histogram of every open segment. SAMPLE: memory holds keys, -1 for none."""
     row = tl.program_id(1)
     run = True
     if GATED:
@@ -63,16 +88,19 @@ def tally(
         bad = tl.load(nonfinite + row)
         everything = (tl.load(dense + row) != 0) | SAMPLE
         for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-            begin = block * (TILES * TILE)
-            stop = tl.minimum(begin + TILES * TILE, n)
+            begin = block * SPAN
+            stop = tl.minimum(begin + SPAN, n)
             first = segment_of(bounds, begin, segments, STEPS)
             last = segment_of(bounds, stop - 1, segments, STEPS)
             if everything:
                 for s in range(first, last + 1):
-                    start = tl.load(bounds + s)
                     at = row * segments + s
-                    low = tl.maximum(start, begin).to(tl.int32)
-                    high = tl.minimum(tl.load(bounds + s + 1), stop).to(tl.int32)
+                    start = tl.load(bounds + s).to(tl.int32)
+                    low = tl.maximum(start, begin)
+                    high = tl.minimum(tl.load(bounds + s + 1).to(tl.int32), stop)
+                    state = tl.load(states + at)
+                    limit = tl.load(limits + at)
+                    base, shift = span(floors, bases, shifts, at, everything, LEVEL)
                     votes = tl.zeros([BINS], tl.int32)
                     for i in range(low, high, CHUNK):
                         index = i + tl.arange(0, CHUNK)
@@ -82,47 +110,36 @@ def tally(
                             inside &= key >= 0
                         else:
                             key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
-                        hit, bin = ballot(key, index, inside, start, at, closed, prefix, limits, LEVEL)
+                        hit, bin = ballot(key, NEWEST - (index - start), inside, base, shift, limit, state, LEVEL)
                         votes += tl.histogram(tl.where(hit, bin, 0), BINS, mask=hit)
                     tl.atomic_add(histogram + at * BINS + tl.arange(0, BINS), votes, mask=votes > 0, sem="relaxed")
             else:
                 if SAMPLE == 0:
                     tile, place, size = block_words(words, row, block, tiles)
-                    most = tl.max(size)
-                    if first == last:
-                        start = tl.load(bounds + first)
-                        at = row * segments + first
-                        votes = tl.zeros([BINS], tl.int32)
-                        for i in range(0, most, 4):
-                            p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
-                            hit, bin = ballot(key_of(p), index, there, start, at, closed, prefix, limits, LEVEL)
-                            hit = tl.reshape(hit, [TILES * 4])
-                            votes += tl.histogram(tl.where(hit, tl.reshape(bin, [TILES * 4]), 0), BINS, mask=hit)
-                        tl.atomic_add(histogram + at * BINS + tl.arange(0, BINS), votes, mask=votes > 0, sem="relaxed")
-                    else:
-                        for i in range(0, most, 4):
-                            p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
-                            s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
-                            start = tl.load(bounds + s)
-                            at = row * segments + s
-                            hit, bin = ballot(key_of(p), index, there, start, at, closed, prefix, limits, LEVEL)
-                            tl.atomic_add(
-                                histogram + at * BINS + bin, tl.full([TILES, 4], 1, tl.int32), mask=hit, sem="relaxed"
-                            )
+                    for i in range(0, tl.max(size), 4):
+                        p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap)
+                        s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
+                        at = row * segments + s
+                        age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
+                        base, shift = span(floors, bases, shifts, at, everything, LEVEL)
+                        hit, bin = ballot(
+                            key_of(p), age, there, base, shift, tl.load(limits + at), tl.load(states + at), LEVEL
+                        )
+                        one = tl.full([TILES, 4], 1, tl.int32)
+                        tl.atomic_add(histogram + at * BINS + bin, one, mask=hit, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def narrow(
-    histogram, wants, need, closed, prefix, limits, ages, seen, short, floors, floors_again,
-    overflow, gate, failed, onward, segments,
+    histogram, wants, need, states, bases, shifts, limits, ages, seen, short, floors, floors_again,
+    dense, overflow, gate, failed, onward, tied, segments,
     LEVEL: tl.constexpr, MODE: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Go into the bin that holds the wanted rank; close the segment where the whole bin is wanted."""
     s = tl.program_id(0)
     row = tl.program_id(1)
     at = row * segments + s
-    SHIFT: tl.constexpr = 20 - 10 * (LEVEL % 3)
-    run = tl.load(closed + at) == 0
+    run = tl.load(states + at) == (OPEN if LEVEL < 3 else TIED)
     if GATED:
         run &= tl.load(gate + row) != 0
     if run:
@@ -131,48 +148,45 @@ def narrow(
         tl.store(histogram + at * BINS + bin, tl.zeros([BINS], tl.int32))
         total = tl.sum(votes)
         wanted = tl.load(wants + s) if LEVEL == 0 else tl.load(need + at)
+        base, shift = span(floors, bases, shifts, at, (tl.load(dense + row) != 0) | (MODE != SELECT), LEVEL)
+        over = total - tl.cumsum(votes)
+        into = (over < wanted) & (over + votes >= wanted)
+        inner = tl.sum(tl.where(into, bin, 0))
         fine = True
         if LEVEL == 0 and MODE == SELECT:
-            fine = (total >= wanted) & (tl.load(overflow + row) == 0)
+            fine = (total >= wanted) & (tl.load(overflow + row) == 0) & ((inner < BINS - 1) | (shift == 20))
             if not GATED:
                 tl.store(seen + at, total)
                 tl.store(short + at, (fine ^ True).to(tl.int32))
             if fine ^ True:
                 tl.store(failed + row, 1)
         if fine:
-            over = total - tl.cumsum(votes)
-            into = (over < wanted) & (over + votes >= wanted)
+            none = wanted == 0
             wanted -= tl.sum(tl.where(into, over, 0))
             whole = tl.sum(tl.where(into, votes, 0)) == wanted
-            path = tl.sum(tl.where(into, bin, 0))
-            if LEVEL % 3 != 0:
-                path += tl.load(prefix + at) * 1024
-            edge = path << SHIFT
+            edge = base + (inner << shift)
+            state = OPEN
             if MODE == SELECT:
-                if LEVEL == 0:
-                    whole |= wanted == 0
-                    edge = tl.where(wanted == 0, NOTHING, edge - 1)
-                elif LEVEL < 3:
-                    edge = tl.where(whole | (LEVEL < 2), edge - 1, edge)
                 if LEVEL < 3:
-                    tl.store(limits + at, edge)
+                    state = tl.where(whole | none, CLOSED, tl.where(shift == 0, TIED, OPEN))
+                    tl.store(limits + at, tl.where(none, NOTHING, tl.where(state == TIED, edge, edge - 1)))
                     tl.store(ages + at, NOTHING)
+                    if state == TIED:
+                        tl.store(tied + row, 1)
                 else:
+                    state = tl.where(whole, CLOSED, TIED)
                     tl.store(ages + at, edge)
             elif MODE == ESTIMATE:
-                if LEVEL == 0:
-                    whole |= total <= wanted
-                    edge = tl.where(total <= wanted, 0, edge)
+                edge = tl.where(total <= wanted, 0, edge)
                 old = tl.load(floors + at)
                 tl.store(floors_again + at, tl.where(tl.load(short + at) != 0, edge - 1, old))
             else:
-                whole = LEVEL == 2
                 tl.store(limits + at, edge)
+            tl.store(states + at, state)
             tl.store(need + at, wanted)
-            tl.store(prefix + at, path)
-            if whole:
-                tl.store(closed + at, 1)
-            else:
+            tl.store(bases + at, edge)
+            tl.store(shifts + at, tl.maximum(shift - 11, 0))
+            if (state != CLOSED) & ((LEVEL >= 3) | (state != TIED)):
                 tl.store(onward + row, 1)
 
 
@@ -204,7 +218,7 @@ def steer(
         gap *= 0.7
     elif found > 2 * k + 128:
         gap *= 0.95
-    gap = tl.minimum(tl.maximum(gap, 0.01), 0.6)
+    gap = tl.minimum(tl.maximum(gap, 0.01), 0.3)
     limit = tl.load(limits + at)
     small = tl.load(bounds + s + 1) - tl.load(bounds + s) <= SMALL
     tl.store(floors + at, tl.where(small, -1, lower(limit, 1.0 - gap)))
@@ -327,7 +341,7 @@ def sample_start(
 
 @triton.jit(do_not_specialize=PLAIN)
 def refine(
-    found, plan, wants, bracket, closed, limits, ages, floors, overflow, dense, gate, segments,
+    found, plan, wants, bracket, states, limits, ages, floors, overflow, dense, gate, segments,
     FIRST: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """One turn of ``reference.refine``: the secant of log(count) over t, inside the bracket."""
@@ -354,10 +368,10 @@ def refine(
         over = tl.load(bracket + at * 5 + 3)
         log_over = tl.load(bracket + at * 5 + 4)
     exact = c.to(tl.float64)
-    settled = (tl.load(closed + at) != 0) | (k == 0) | ((low <= exact) & (exact <= high))
+    settled = (tl.load(states + at) != OPEN) | (k == 0) | ((low <= exact) & (exact <= high))
     settled |= (tl.abs(t) < infinite) ^ True
     if settled:
-        tl.store(closed + at, 1)
+        tl.store(states + at, CLOSED)
     else:
         log_c = tl.log(tl.where(c > 0, exact, tl.full((), 0.5, tl.float64)))
         more = c > k
@@ -382,14 +396,14 @@ def refine(
 
 
 @triton.jit(do_not_specialize=PLAIN)
-def overshoot(found, plan, wants, closed, gate, segments):
+def overshoot(found, plan, wants, states, gate, segments):
     """Open again the segments that kept too many: they get the exact k."""
     s = tl.program_id(0)
     row = tl.program_id(1)
     at = row * segments + s
     c = tl.load(found + at).to(tl.float64)
     if (c > tl.load(plan + s * 5 + 1)) & (tl.load(wants + s) > 0):
-        tl.store(closed + at, 0)
+        tl.store(states + at, OPEN)
         tl.store(gate + row, 1)
     else:
-        tl.store(closed + at, 1)
+        tl.store(states + at, CLOSED)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from gradsieve.types import Pending, Segments, Sparse
 
 TILE, SUPERS, SPREAD, REPLICAS, BINS = 512, 256, 8, 32, 2048
 NOTHING = 0x7FFFFFFF
+GROUPS = 4  # runs of 4 neighbours that a thread of the sieve holds
+PACK_WARPS = 4
 SMALL = 2048  # a segment of this size goes whole to the candidates: its k-th value moves too much to predict
 PROGRAMS = 1024  # of a kernel that walks blocks, and mostly finds its gate shut
 PRECISE = {"enable_fp_fusion": False}  # decay * memory + gain * grad rounds twice, as in the reference
@@ -161,8 +164,9 @@ class Choice:
     """A radix select on its way: what is left to find in each segment, and its limit."""
 
     need_LS: Tensor
-    closed_LS: Tensor
-    prefix_LS: Tensor
+    states_LS: Tensor
+    bases_LS: Tensor
+    shifts_LS: Tensor
     limits_LS: Tensor
     ages_LS: Tensor
 
@@ -250,7 +254,7 @@ class Work:
         return self.counters(name, self.workers * self.segments)
 
     def new_choice(self) -> Choice:
-        return Choice(*(self.ints(f"choice{self.used}") for _ in range(5)))
+        return Choice(*(self.ints(f"choice{self.used}") for _ in range(6)))
 
     def heads(self, name: str) -> Tensor:
         return self.counters(name, self.workers * self.lists * SPREAD)
@@ -278,7 +282,7 @@ class Work:
             *self.formula, floor, self.bounds_S, none if floors_LS is None else floors_LS, self.heads("heads"),
             *self.found_lists, self.flags("overflow"), self.flags("nonfinite"), none if moments is None else moments,
             *self.sizes, STEPS=steps(self.segments), SEGMENTED=floors_LS is not None, MOMENTS=moments is not None,
-            num_warps=1, **PRECISE,
+            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), GROUPS=GROUPS, num_warps=4 // GROUPS, **PRECISE,
         )  # fmt: skip
 
     def resieve(self, gate: Tensor) -> None:
@@ -303,19 +307,21 @@ class Work:
         level: int,
         choice: Choice,
         dense_L: Tensor,
+        floors_LS: Tensor,
         gate: Tensor | None = None,
         sample: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        formula, bounds_S, blocks = self.formula, self.bounds_S, self.blocks
+        formula, bounds_S, span = self.formula, self.bounds_S, 128 * TILE
         if sample is not None:
             keys, bounds_S = sample
             formula = (keys, keys, stride(keys), stride(keys), keys.shape[1], 1.0, 1.0)
-            blocks = cdiv(keys.shape[1], 128 * TILE)
+            span = 2048
+        blocks = cdiv(formula[4], span)
         finding.tally[(min(blocks, PROGRAMS), self.workers)](
             *formula, bounds_S, *self.found_lists, dense_L, self.flags("nonfinite"),
-            self.zeros if gate is None else gate, choice.closed_LS, choice.prefix_LS, choice.limits_LS, self.histogram,
-            *self.sizes, blocks, LEVEL=level, STEPS=steps(self.segments), GATED=gate is not None,
-            SAMPLE=sample is not None, **PRECISE,
+            self.zeros if gate is None else gate, floors_LS, choice.states_LS, choice.bases_LS, choice.shifts_LS,
+            choice.limits_LS, self.histogram, *self.sizes, blocks, LEVEL=level, STEPS=steps(self.segments),
+            GATED=gate is not None, SAMPLE=sample is not None, SPAN=span, **PRECISE,
         )  # fmt: skip
 
     @property
@@ -327,26 +333,30 @@ class Work:
         level: int,
         choice: Choice,
         wants_S: Tensor,
-        overflow_L: Tensor,
+        dense_L: Tensor,
+        floors_LS: Tensor,
         mode: int = finding.SELECT,
         gate: Tensor | None = None,
-        failed: Tensor | None = None,
-        floors_LS: Tensor | None = None,
+        overflow: str = "none",
+        failed: str = "ignored",
     ) -> None:
         finding.narrow[(self.segments, self.workers)](
-            self.histogram, wants_S, choice.need_LS, choice.closed_LS, choice.prefix_LS, choice.limits_LS,
-            choice.ages_LS, self.ints("seen"), self.ints("short"), self.zeros if floors_LS is None else floors_LS,
-            self.ints("floors_again"), overflow_L, self.zeros if gate is None else gate,
-            self.flags("ignored") if failed is None else failed, self.flags(f"level{level + 1}"), self.segments,
+            self.histogram, wants_S, choice.need_LS, choice.states_LS, choice.bases_LS, choice.shifts_LS,
+            choice.limits_LS, choice.ages_LS, self.ints("seen"), self.ints("short"), floors_LS,
+            self.ints("floors_again"), dense_L, self.flags(overflow), self.zeros if gate is None else gate,
+            self.flags(failed), self.flags(f"level{level + 1}"), self.flags("level3"), self.segments,
             LEVEL=level, MODE=mode, GATED=gate is not None,
         )  # fmt: skip
 
-    def descend(self, wants_S: Tensor, dense_L: Tensor) -> None:
-        """Levels 1 to 5 of the choice, each only for rows in which the one before left something open."""
+    def select(self, level: int, wants_S: Tensor, dense_L: Tensor, floors_LS: Tensor, **more: Any) -> None:
+        """One level of the choice: the histogram, and the bin to go into."""
+        self.tally(level, self.choice, dense_L, floors_LS, more.get("gate"))
+        self.narrow(level, self.choice, wants_S, dense_L, floors_LS, **more)
+
+    def descend(self, wants_S: Tensor, dense_L: Tensor, floors_LS: Tensor) -> None:
+        """Levels 1 to 5 of the choice, each only for rows in which one before left something open."""
         for level in range(1, 6):
-            gate = self.flags(f"level{level}")
-            self.tally(level, self.choice, dense_L, gate)
-            self.narrow(level, self.choice, wants_S, dense_L, gate=gate)
+            self.select(level, wants_S, dense_L, floors_LS, gate=self.flags(f"level{level}"))
 
     def trial(self, turn: int, floors_LS: Tensor) -> tuple[Tensor, ...]:
         """Where a proposed threshold and its consequences for the next count go."""
@@ -368,7 +378,7 @@ class Work:
             self.above(turn)
             bracket_LS, *rest = self.trial(turn + 1, floors_LS)
             finding.refine[(self.segments, self.workers)](
-                self.ints("found"), bands, wants_S, bracket_LS, self.choice.closed_LS, *rest, self.segments,
+                self.ints("found"), bands, wants_S, bracket_LS, self.choice.states_LS, *rest, self.segments,
                 FIRST=turn == 0, LAST=turn == 3, num_warps=1, **PRECISE,
             )  # fmt: skip
         return self.flags("dense4")
@@ -376,24 +386,30 @@ class Work:
     def send(self, dense_L: Tensor, floor: int | None = None) -> Sparse:
         """Pack what is chosen, by one floor or by the segments' limits."""
         chosen_LB = torch.empty(self.workers, self.blocks, dtype=torch.int32, device=self.device)
-        supers = self.counters("supers", self.workers * SUPERS)
+        supers, nonfinite_L = self.counters("supers", self.workers * SUPERS), self.flags("nonfinite")
         segmented = floor is None
-        none = self.zeros
-        common = (
-            *self.formula, 0 if segmented else floor, self.bounds_S,
-            self.choice.limits_LS if segmented else none, self.choice.ages_LS if segmented else none,
-            *self.found_lists, dense_L, self.flags("nonfinite"), chosen_LB, supers,
+        rule = (
+            0 if segmented else floor, self.bounds_S, self.choice.limits_LS if segmented else self.zeros,
+            self.choice.ages_LS if segmented else self.zeros,
         )  # fmt: skip
         search = {"STEPS": steps(self.segments), "SEGMENTED": segmented}
-        grid = (self.blocks, self.workers)
-        kernels.count[grid](*common, *self.sizes, self.blocks, **search, **PRECISE)
+        kernels.count[(self.blocks, self.workers)](
+            *self.formula, *rule, *self.found_lists, dense_L, nonfinite_L, chosen_LB, supers, *self.sizes, self.blocks,
+            **search, **PRECISE,
+        )  # fmt: skip
         into = self.pending.into
         if into is None:
             slots = int(chosen_LB.sum(1).max())
             into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
-        kernels.pack[grid](
-            *common, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
-            *row_strides(into), into.slots,
-            *self.sizes, self.blocks, LIMIT=torch.finfo(into.values_LK.dtype).max, **search, **PRECISE,
+        search["LIMIT"] = torch.finfo(into.values_LK.dtype).max
+        strides = row_strides(into)
+        kernels.pack[(self.blocks, self.workers)](
+            self.pending.memory_Ln, stride(self.pending.memory_Ln), *rule, *self.found_lists, dense_L, nonfinite_L,
+            chosen_LB, supers, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
+            *strides, into.slots, *self.sizes, self.blocks, num_warps=PACK_WARPS, **search, **PRECISE,
+        )  # fmt: skip
+        kernels.pack_dense[(min(self.blocks, PROGRAMS), self.workers)](
+            *self.formula, *rule, dense_L, nonfinite_L, chosen_LB, supers, into.offsets_LK, into.values_LK,
+            *strides[1:3], into.slots, self.segments, self.blocks, **search, **PRECISE,
         )  # fmt: skip
         return into

@@ -58,7 +58,11 @@ def start(host: str | None, command: Sequence[str], environment: dict[str, str])
     """Start a command on a host, or on this machine where ``host`` is None."""
     prefix = [] if host is None else ["ip", "netns", "exec", host]
     return subprocess.Popen(
-        [*prefix, *command], env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*prefix, *command],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -8,96 +8,92 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
 from gradsieve.lab.bench.hosts import bytes_sent
 from gradsieve.lab.bench.shapes import resnet18
+from gradsieve.lab.bench.ways import way_of
 
+WARM = 12  # steps of each way before the first that is timed: the memory fills
 STEPS = 3  # timed steps in a row of one way, after one that is not timed
 
 
 class Backward(nn.Module):
     """Parameters of a network's shapes whose gradients are drawn ahead: a backward pass that costs little."""
 
-    def __init__(self, shapes: list[tuple[int, ...]], draws: list[Tensor]):
+    def __init__(self, shapes: list[tuple[int, ...]], draws: "Draws"):
         super().__init__()
         self.parts = nn.ParameterList(torch.zeros(shape) for shape in shapes)
         self.draws = draws
+        self.step = 0
 
-    def forward(self, step: int) -> Tensor:
-        draw_n = self.draws[step % len(self.draws)]
+    def forward(self) -> Tensor:
         sizes = [p.numel() for p in self.parts]
-        terms = [(p.view(-1) * g).sum() for p, g in zip(self.parts, torch.split(draw_n, sizes), strict=True)]
-        return torch.stack(terms).sum()
+        gradients = torch.split(self.draws(self.step), sizes)
+        self.step += 1
+        return torch.stack([(p.view(-1) * g).sum() for p, g in zip(self.parts, gradients, strict=True)]).sum()
 
 
-def draws_of(seed: int, count: int, size: int) -> list[Tensor]:
-    """Gradients with the heavy tail of real ones: Gaussian, with a scale of its own for every coordinate."""
-    generator = torch.Generator().manual_seed(1_000 + seed)
-    scale_n = torch.randn(size, generator=torch.Generator().manual_seed(7)).exp_()
-    return [torch.randn(size, generator=generator) * scale_n * 1e-3 for _ in range(count)]
+class Draws:
+    """Gradients with the heavy tail of real ones; each step's is another stretch of one long draw, without a copy."""
+
+    def __init__(self, seed: int, size: int):
+        self.size = size
+        self.spare = 1 << 20
+        generator = torch.Generator().manual_seed(1_000 + seed)
+        scale_n = torch.randn(size + self.spare, generator=generator).exp_()
+        self.long_n = torch.randn(size + self.spare, generator=generator).mul_(scale_n).mul_(1e-3)
+
+    def __call__(self, step: int) -> Tensor:
+        start = random.Random(step).randrange(0, self.spare, 16)
+        return self.long_n[start : start + self.size]
 
 
-def exchange_of(way: str, threshold: float) -> tuple[dict[str, object], Callable[[DistributedDataParallel], object]]:
-    """DDP's own options for a way, and how to install it."""
-    if way == "no exchange":
-        return {}, lambda ddp: ddp.register_comm_hook(None, debugging_hooks.noop_hook)
-    if way == "dense":
-        return {}, lambda ddp: None
-    if way == "fp16 hook":
-        return {}, lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if way.startswith("PowerSGD rank "):
-        state = powerSGD_hook.PowerSGDState(
-            process_group=None, matrix_approximation_rank=int(way.rsplit(" ", 1)[1]), start_powerSGD_iter=2
-        )
-        # several buckets crash PowerSGD over gloo: give it one
-        return {"bucket_cap_mb": 100}, lambda ddp: ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    name, _, values = way.partition(" ")
-    rule = gs.HardThreshold(threshold) if name == "threshold:auto" else gs.parse(name)
-    return {}, lambda ddp: gs.attach(ddp, rule, values=values or "bfloat16", meter=gs.Meter(error=False))
+def _backward(model: DistributedDataParallel) -> None:
+    model.zero_grad()
+    model().backward()
 
 
-def main(job: dict[str, object]) -> None:
+def main(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     shapes = resnet18()
     size = sum(torch.Size(shape).numel() for shape in shapes)
-    draws = draws_of(rank, 3, size)
+    draws = Draws(rank, size)
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-    ways: list[str] = job["ways"]  # type: ignore[assignment]
+    ways: list[str] = job["ways"]
     models: dict[str, DistributedDataParallel] = {}
     sieves: dict[str, object] = {}
     for way in ways:
-        options, install = exchange_of(way, float(job["threshold"]))  # type: ignore[arg-type]
-        models[way] = DistributedDataParallel(Backward(shapes, draws), **options)  # type: ignore[arg-type]
+        options, install = way_of(way, float(job["threshold"]))
+        models[way] = DistributedDataParallel(Backward(shapes, draws), **options)
         sieves[way] = install(models[way])
-        for step in range(4):
-            models[way](step).backward()
+        for _ in range(WARM):
+            _backward(models[way])
     samples: dict[str, list[float]] = {way: [] for way in ways}
     sent: dict[str, list[int]] = {way: [] for way in ways}
     spent = dict.fromkeys(ways, 0.0)
     order = random.Random(0)
-    for round_ in range(int(job["rounds"])):  # type: ignore[call-overload]
+    for round_ in range(int(job["rounds"])):
         for way in order.sample(ways, len(ways)):
-            if spent[way] > float(job["seconds"]) and round_ >= 2:  # type: ignore[arg-type]
+            if spent[way] > float(job["seconds"]) and round_ >= 2:
                 continue
             steps = STEPS if spent[way] < 20 else 1
             model = models[way]
             if spent[way] < 20:
-                model(0).backward()
+                _backward(model)
             dist.barrier()
             before = bytes_sent(interface)
-            for step in range(steps):
+            for _ in range(steps):
                 started = time.perf_counter()
-                model(step).backward()
+                _backward(model)
                 samples[way].append(time.perf_counter() - started)
             sent[way].append((bytes_sent(interface) - before) // steps)
             worst = torch.tensor([sum(samples[way])])

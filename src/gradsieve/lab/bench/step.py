@@ -2,25 +2,21 @@
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from subprocess import TimeoutExpired
+from typing import Any
 
 import torch
 
 from gradsieve import ops
-from gradsieve.lab.bench.hosts import NET, hosts, start, why_not
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.rank import draws_of
+from gradsieve.lab.bench.rank import Draws
 from gradsieve.lab.bench.shapes import resnet18
-from gradsieve.lab.errors import LabError
+from gradsieve.lab.bench.start import run_ranks
 from gradsieve.types import Pending, Segments
 
-PEERS = ("no exchange", "dense", "fp16 hook", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4")
 OURS = (
     "threshold:auto",
     "topk:0.001",
@@ -56,44 +52,26 @@ def measure(
     workers: int, link: str, ways: Sequence[str], *, rounds: int = 8, seconds: float = 20.0, density: float = 0.001
 ) -> list[Row]:
     """Start ``workers`` ranks on hosts joined by ``link`` and time all ways in random order."""
-    job = {"ways": list(ways), "rounds": rounds, "seconds": seconds, "threshold": steady_threshold(density)}
-    shaped = link != "loopback"
-    rate = None if link in ("loopback", "unshaped") else link
-    with hosts(workers, rate) if shaped else nullcontext([None] * workers) as names:
-        master = f"{NET}.1" if shaped else "127.0.0.1"
-        command = [sys.executable, "-W", "ignore", "-m", "gradsieve.lab.bench.rank", json.dumps(job)]
-        common = {"WORLD_SIZE": str(workers), "MASTER_ADDR": master, "MASTER_PORT": "29533", "OMP_NUM_THREADS": "1"}
-        # peers make large temporaries: keep their pages, so that page faults are not what is compared
-        common |= {"MALLOC_MMAP_THRESHOLD_": "4294967295", "MALLOC_TRIM_THRESHOLD_": "8589934592"}
-        if shaped:
-            common["GLOO_SOCKET_IFNAME"] = "eth0"
-        ranks = [start(name, command, {**common, "RANK": str(i)}) for i, name in enumerate(names)]
-        try:
-            outputs = [rank.communicate(timeout=LIMIT) for rank in ranks]
-        except TimeoutExpired as error:
-            raise LabError(f"the ranks took longer than {LIMIT:.0f} s over {link}") from error
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        worst = next(error for rank, (_, error) in zip(ranks, outputs, strict=True) if rank.returncode)
-        raise LabError(f"a rank failed: {worst.strip().splitlines()[-1]}")
-    return _rows(json.loads(outputs[0][0].splitlines()[-1]), workers, link)
+    job = {"ways": list(ways), "rounds": rounds, "seconds": seconds, "threshold": threshold_for(density)}
+    return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link)
 
 
-def steady_threshold(density: float) -> float:
-    """A threshold that keeps about ``density`` of the benchmark's gradients once the memory has filled."""
+def threshold_for(density: float, after: int = 30) -> float:
+    """A threshold that keeps about ``density`` of the benchmark's gradients ``after`` steps, by bisection."""
     size = sum(torch.Size(shape).numel() for shape in resnet18()) // 16
-    draws, memory_Ln = draws_of(0, 3, size), torch.zeros(1, size)
-    t = 0.02
-    for step in range(120):
-        pending = Pending(draws[step % 3].unsqueeze(0), memory_Ln, Segments((0, size), (0,)))
-        kept = int(ops.of(memory_Ln).threshold(pending, t).wanted_L)
-        t *= (max(kept, 1) / (density * size)) ** 0.1
+    draws = Draws(0, size)
+    low, high = 1e-4, 1.0
+    for _ in range(12):
+        t = (low * high) ** 0.5
+        memory_Ln = torch.zeros(1, size)
+        for step in range(after):
+            pending = Pending(draws(step).unsqueeze(0), memory_Ln, Segments((0, size), (0,)))
+            kept = int(ops.of(memory_Ln).threshold(pending, t).wanted_L)
+        low, high = (t, high) if kept > density * size else (low, t)
     return t
 
 
-def _rows(result: dict[str, dict[str, list[float]]], workers: int, link: str) -> list[Row]:
+def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
     quartiles = {way: statistics.quantiles(times, n=4) for way, times in result["samples"].items()}
     rows = []
     for way, (low, middle, high) in quartiles.items():
@@ -109,10 +87,10 @@ def _rows(result: dict[str, dict[str, list[float]]], workers: int, link: str) ->
                 low=1e3 * low,
                 high=1e3 * high,
                 sent=int(statistics.median(result["sent"][way])),
-                density=result["densities"].get(way),  # type: ignore[arg-type]
+                density=result["densities"].get(way),
                 over_dense=middle / quartiles["dense"][1] if "dense" in quartiles else float("nan"),
                 over_nothing=middle / quartiles["no exchange"][1] if "no exchange" in quartiles else float("nan"),
-                phases={p: 1e3 * s for p, s in result["phases"].get(way, {}).items()},  # type: ignore[attr-defined]
+                phases={p: 1e3 * s for p, s in result["phases"].get(way, {}).items()},
             )
         )
     return rows
@@ -124,9 +102,3 @@ def append(rows: Sequence[Row], path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(asdict(row)) + "\n")
-
-
-def links(wanted: Sequence[str]) -> tuple[list[str], str | None]:
-    """The links that can be measured here, and why not others."""
-    reason = why_not()
-    return (["loopback"], reason) if reason else (list(wanted), None)

@@ -1,0 +1,35 @@
+"""Ways to exchange gradients that are compared with each other: PyTorch's own, and ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import gradsieve as gs
+
+PEERS = ("no exchange", "dense", "fp16 hook", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4")
+
+Install = Callable[[DistributedDataParallel], object]
+
+
+def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
+    """DDP's own options for a way, and what to do with the DDP module.
+
+    Ours are a rule's text, with bfloat16 values unless a precision follows: ``topk:0.001 float32``. ``threshold:auto``
+    is a threshold that the caller found.
+    """
+    if name == "no exchange":
+        return {}, lambda ddp: ddp.register_comm_hook(None, debugging_hooks.noop_hook)
+    if name == "dense":
+        return {}, lambda ddp: None
+    if name == "fp16 hook":
+        return {}, lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if name.startswith("PowerSGD rank "):
+        rank = int(name.rsplit(" ", 1)[1])
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        # several buckets crash PowerSGD over gloo: it gets one
+        return {"bucket_cap_mb": 1000}, lambda ddp: ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    text, _, values = name.partition(" ")
+    rule = gs.HardThreshold(threshold) if text == "threshold:auto" and threshold is not None else gs.parse(text)
+    return {}, lambda ddp: gs.attach(ddp, rule, values=values or "bfloat16", meter=gs.Meter(error=False))

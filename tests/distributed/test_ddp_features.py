@@ -1,0 +1,242 @@
+"""Everything that DDP offers goes on working under the sieve."""
+
+import functools
+
+import pytest
+import torch
+from given import Given, batches, drive, fingerprint, flat, flat_gradient, memory_of, network, numbers, same_bits, train
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import gradsieve as gs
+
+SMALL = 0.0005  # a bucket cap in MB with which there are two buckets
+
+
+def accumulated(rank, workers, windows):
+    """Four micro-batches a window against their sum at once."""
+    grads_TMn = numbers(windows * 4, workers, 586)[:, rank].view(windows, 4, -1).round()
+    ddp, whole = (DistributedDataParallel(Given(), bucket_cap_mb=SMALL) for _ in range(2))
+    sieve, _ = (gs.attach(d, gs.TopK(0.1), exchange="allgather") for d in (ddp, whole))
+    equal = []
+    for grads_Mn in grads_TMn:
+        ddp.zero_grad()
+        with ddp.no_sync():
+            for grad_n in grads_Mn[:-1]:
+                ddp(grad_n).backward()
+        ddp(grads_Mn[-1]).backward()
+        equal.append(same_bits(flat_gradient(ddp), drive(whole, grads_Mn.sum(0, keepdim=True))[0]))
+    return equal, sieve.step, sieve.stats().total
+
+
+def test_no_sync_exchanges_once_a_window_and_equals_the_large_batch(ranks):
+    """Row 6."""
+    for equal, steps, total in ranks(2, accumulated, 6):
+        assert equal == [True] * 6
+        assert (steps, total.steps, total.coordinates) == (6, 6, 6 * 586)
+
+
+class Sometimes(nn.Module):
+    """``second`` takes part only where it is asked to."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(20))
+        self.second = nn.Parameter(torch.zeros(20))
+
+    def forward(self, grad_n, both):
+        loss = (self.first * grad_n[:20]).sum()
+        return loss + (self.second * grad_n[20:]).sum() if both else loss
+
+
+def sometimes_unused(rank, workers, options, both_TW, grads_TWn, rates):
+    ddp = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    sieve = gs.attach(ddp, gs.TopK(0.1), optimizer=optimizer, **options)
+    delivered_n, memories = torch.zeros(40, dtype=torch.float64), []
+    for both_W, grad_Wn, lr in zip(both_TW, grads_TWn, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = lr
+        ddp.zero_grad(set_to_none=True)
+        ddp(grad_Wn[rank], both_W[rank]).backward()
+        for place, p in ((slice(0, 20), ddp.module.first), (slice(20, 40), ddp.module.second)):
+            if p.grad is not None:
+                delivered_n[place] += p.grad.double() * lr
+        memories.append(memory_of(sieve).double() * lr)
+    return delivered_n, memories
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({"exchange": "allgather"}, [1.0] * 50),
+        ({"exchange": "allgather", "scope": "global"}, [1.0] * 50),
+        ({"exchange": "dense"}, [1.0] * 50),
+        ({"exchange": "allgather", "feedback": "update"}, [0.5 + 0.1 * (t % 4) for t in range(50)]),
+    ],
+    ids=["layer", "global", "dense", "update"],
+)
+def test_the_memory_of_an_unused_parameter_is_kept_and_delivered_later(options, rates, ranks):
+    """Row 7: used for 5 steps, unused on both ranks for 20, then used on rank 1 only."""
+    both_TW = [(True, True)] * 5 + [(False, False)] * 20 + [(False, True)] * 20 + [(True, True)] * 5
+    grads_TWn = numbers(50, 2, 40)
+    results = ranks(2, sometimes_unused, options, both_TW, grads_TWn, rates)
+    used_TW1 = torch.tensor(both_TW).unsqueeze(2)
+    scale_T11 = torch.tensor(rates, dtype=torch.float64).view(-1, 1, 1)
+    came_TWn = grads_TWn.double() * scale_T11
+    came_TWn[:, :, 20:] *= used_TW1
+    delivered_n = results[0][0]
+    assert torch.equal(delivered_n, results[1][0])
+    there_n = 2 * delivered_n + sum(memories[-1] for _, memories in results)
+    torch.testing.assert_close(there_n, came_TWn.sum((0, 1)), rtol=1e-5, atol=1e-5)
+    for rank, (_, memories) in enumerate(results):
+        waits_n, rested_n, later_n = memories[4][20:], memories[24][20:], memories[44][20:]
+        assert waits_n.any() == (options["exchange"] != "dense")
+        torch.testing.assert_close(rested_n, waits_n, rtol=1e-5, atol=1e-6)
+        if waits_n.any():
+            assert torch.allclose(later_n, waits_n, rtol=1e-5, atol=1e-6) == (rank == 0)
+
+
+def uneven(rank, workers, counts):
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=SMALL)
+    sieve = gs.attach(ddp, gs.HardThreshold(0.02))
+    with ddp.join():
+        train(ddp, batches(rank, counts[rank]))
+    return fingerprint(ddp), sieve.step, memory_of(sieve).norm().item()
+
+
+@pytest.mark.parametrize("counts", [(5, 9), (9, 5), (3, 0)])
+def test_join_ends_with_equal_parameters(counts, ranks):
+    """Row 8."""
+    (one, steps, _), (other, also, _) = ranks(2, uneven, counts)
+    assert one == other
+    assert steps == also == max(counts)
+
+
+def as_view(rank, workers, view):
+    ddp = DistributedDataParallel(Given(), bucket_cap_mb=SMALL, gradient_as_bucket_view=view)
+    sieve = gs.attach(ddp, gs.HardThreshold(2.0))
+    return drive(ddp, numbers(30, workers, 586)[:, rank]), memory_of(sieve)
+
+
+def test_gradient_as_bucket_view_changes_no_bit(ranks):
+    """Row 9."""
+    for one, other in zip(ranks(2, as_view, False), ranks(2, as_view, True), strict=True):
+        assert all(same_bits(a, b) for a, b in zip(one, other, strict=True))
+
+
+class Odd(nn.Module):
+    """A scalar, an empty, a tied and a frozen parameter, and one smaller than k."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.nothing = nn.Parameter(torch.zeros(0, 4))
+        self.frozen = nn.Linear(3, 3)
+        self.frozen.requires_grad_(False)
+        self.inner = nn.Linear(3, 3, bias=False)
+        self.outer = nn.Linear(3, 3)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x):
+        return (self.outer(self.inner(self.frozen(x))) * self.scale).square().mean() + self.nothing.sum()
+
+
+def odd(rank, workers, rule, options):
+    torch.manual_seed(2)
+    ddp, plain = (DistributedDataParallel(m) for m in (Odd(), Odd()))
+    plain.load_state_dict(ddp.state_dict())
+    sieve = gs.attach(ddp, gs.parse(rule), **options)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(rank))
+    delivered = {name: torch.zeros_like(p) for name, p in ddp.module.named_parameters()}
+    for _ in range(10):
+        ddp.zero_grad()
+        ddp(x).backward()
+        for name, p in ddp.module.named_parameters():
+            if p.requires_grad:
+                delivered[name] += p.grad
+    plain(x).backward()
+    gradient = {name: p.grad for name, p in plain.module.named_parameters() if p.requires_grad}
+    return delivered, gradient, sieve.state_dict()
+
+
+@pytest.mark.parametrize("rule", ["topk:0.5", "threshold:0.3", "randomk:0.5", "gaussiank:0.5", "topk:1"])
+@pytest.mark.parametrize("scope", ["layer", "bucket", "global"])
+def test_scalar_empty_tied_and_frozen_parameters(rule, scope, ranks):
+    """Row 10. Ten times the same gradient: W x delivered + memories = 10 W x the mean gradient."""
+    results = ranks(2, odd, rule, {"scope": scope, "exchange": "allgather"})
+    delivered, gradient, _ = results[0]
+    assert set(gradient) == {"scale", "nothing", "inner.weight", "outer.bias"}
+    for name, mean in gradient.items():
+        memories = sum(state[f"memory of rank {r}"][name]["memory"] for r, (_, _, state) in enumerate(results))
+        there = 2 * delivered[name] + memories.view_as(mean)
+        torch.testing.assert_close(there, 20 * mean, rtol=1e-5, atol=1e-5, msg=name)
+    assert delivered["scale"].abs() > 0
+
+
+def mixed(rank, workers, scope):
+    module = Given(((60,), (20,), (7, 9)), (torch.bfloat16, torch.float32, torch.bfloat16))
+    ddp = DistributedDataParallel(module)
+    sieve = gs.attach(ddp, gs.TopK(0.2), scope=scope, exchange="allgather")
+    grads_Tn = numbers(20, workers, 143)[:, rank].mul(16).round()  # whole, and small enough for bfloat16
+    means_Tn = drive(ddp, grads_Tn)
+    return means_Tn.double().sum(0), memory_of(sieve).double(), grads_Tn.double().sum(0)
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_bfloat16_and_float32_parameters_in_one_model(scope, ranks):
+    """Row 11. Whole numbers, with means that bfloat16 holds: not one unit may be missing."""
+    (delivered_n, _, _), _ = results = ranks(2, mixed, scope)
+    there_n = 2 * delivered_n + sum(memory_n for _, memory_n, _ in results)
+    assert torch.equal(there_n, sum(gradient_n for _, _, gradient_n in results))
+    assert delivered_n.count_nonzero() > 100
+
+
+class Remembering(nn.Module):
+    """Activation checkpointing round the body."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = network()
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def wrapped(rank, workers, kind):
+    module = Remembering() if kind == "checkpoint" else network()
+    if kind == "compiled inside":
+        module = torch.compile(module, backend="aot_eager")
+    model = ddp = DistributedDataParallel(module)
+    gs.attach(ddp, gs.TopK(0.1))
+    if kind == "compiled outside":
+        model = torch.compile(ddp, backend="aot_eager")
+    train(model, batches(rank, 15))
+    return flat(ddp)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "compiled inside", "compiled outside"])
+def test_checkpointed_and_compiled_modules_train_alike(kind, ranks):
+    plain = ranks(2, wrapped, "plain")
+    for trained in ranks(2, wrapped, kind):
+        torch.testing.assert_close(trained, plain[0], rtol=1e-5, atol=1e-6)
+
+
+def clipped(rank, workers, limit):
+    ddp = DistributedDataParallel(Given(), bucket_cap_mb=SMALL)
+    sieve = gs.attach(ddp, gs.TopK(0.1), exchange="allgather")
+    norms = []
+    for grad_n in numbers(10, workers, 586)[:, rank]:
+        drive(ddp, grad_n[None])
+        nn.utils.clip_grad_norm_(ddp.parameters(), limit)
+        norms.append(flat_gradient(ddp).norm().item())
+    return norms, memory_of(sieve)
+
+
+def test_clipping_after_the_exchange_leaves_the_memory_alone(ranks):
+    run = functools.partial(ranks, 2, clipped)
+    for (tight, one), (loose, other) in zip(run(0.5), run(1e6), strict=True):
+        assert tight == pytest.approx([0.5] * 10)
+        assert min(loose) > 1
+        assert same_bits(one, other)
