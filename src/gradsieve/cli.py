@@ -20,7 +20,8 @@ try:
     from gradsieve.lab import tasks
     from gradsieve.lab.console import Bars, notes, table
     from gradsieve.lab.errors import LabError
-    from gradsieve.lab.runner import Options
+    from gradsieve.lab.processes import processes
+    from gradsieve.lab.runner import Options, virtual
 except ModuleNotFoundError as missing:  # the core alone is installed
     print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
     raise SystemExit(2) from None
@@ -46,6 +47,8 @@ Writes results.jsonl, summary.json, report.html and curves.png into --out.
   gradsieve compare --rule dense --rule topk:0.01 --rule threshold:auto --epochs 20 --out runs/demo
 
   gradsieve compare --workers 16 --rule dense --rule blockrandomk:0.01 --exchange allreduce
+
+  gradsieve compare --launch processes --workers 2 --rule topk:0.01 --epochs 5
 
   gradsieve compare --task cifar --data-dir DIR --epochs 10 --rule topk:0.001 --rule threshold:auto
 """
@@ -74,7 +77,7 @@ def compare(
             "Default: dense, topk:0.01, threshold:auto.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Workers, all in this process.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs; the schedule is compressed to fit.")] = 20,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of the weights and of the shuffling.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory for the results; made where missing.")] = Path("runs/compare"),
@@ -91,6 +94,14 @@ def compare(
     values: Annotated[
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Precision on the wire; the rest is remembered.")
     ] = "float32",
+    strict: Annotated[
+        bool,
+        typer.Option(help="Exact sizes at every step, or sizes planned from the last step's counts, as in production."),
+    ] = True,
+    launch: Annotated[
+        Literal["virtual", "processes"],
+        typer.Option(help="Workers in this process, or as real processes with DDP over gloo."),
+    ] = "virtual",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Examples a worker a step. Default: the task's.")
     ] = None,
@@ -104,10 +115,11 @@ def compare(
 ) -> int:
     rules = rule or ["dense", "topk:0.01", comparison.AUTO]
     comparison.entries(rules)  # a wrong rule is said before the data is loaded
-    options = Options(workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values)
+    options = Options(workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values, strict)
     chosen = tasks.get(task, data_dir=data_dir, cache_dir=cache_dir)
     with _ends_on_sigterm(), Bars(rules, epochs) as bars:
-        outcome = comparison.compare(chosen, rules, options, out, bars, title=name or out.name)
+        launcher = processes(data_dir, cache_dir) if launch == "processes" else virtual
+        outcome = comparison.compare(chosen, rules, options, out, bars, title=name or out.name, launcher=launcher)
     console = Console(soft_wrap=True)
     if outcome.runs:
         Console().print(table(outcome.runs))

@@ -26,7 +26,7 @@ class Feedback:
     kind: str = "gradient"
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
+        if self.kind not in KINDS or self.kind == "momentum":
             raise ValueError(f"feedback takes one of {', '.join(KINDS)} or a Momentum, not {self.kind!r}")
 
 

@@ -72,8 +72,8 @@ class Simulator:
         mean_n = torch.empty(self.layout.size, dtype=grads_Wn.dtype, device=grads_Wn.device)
         self.channel.step(grads_Wn, mean_n, self._steps, lr=lr, lr_ratio=ratio).wait()
         self._steps += 1
-        if bool(mean_n.isfinite().all()):  # else the memory was not touched: it still follows the rate before
-            self._lr = lr
+        if self.options.feedback.kind != "update" or not bool(self.channel.bad):
+            self._lr = lr  # after a step that is not finite the memory still follows the rate before
         return mean_n
 
     def _lr_ratio(self, lr: float | None) -> float:

@@ -61,6 +61,7 @@ class Channel:
     ):
         self.options, self.layout, self.link, self.meter = options, layout, link, meter
         self.segments = layout.segments(options.scope) if segments is None else segments
+        self._parameters = layout.segments("layer")
         self.memory = Memory(options.feedback, len(link.ranks), layout.size, device, dtype)
         self.memory_is_empty = True
         self.state = options.rule.state(self.segments) if isinstance(options.rule, Learner) else {}
@@ -102,7 +103,7 @@ class Channel:
         self._decay = lr_ratio if self.options.feedback.kind == "update" else 1.0
         turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
         rule = self.options.rule_at(step)
-        self.plan.fixed = rule.slots(self.segments)
+        self.plan.fixed = rule.slots_now(turn) if isinstance(rule, Learner) else rule.slots(self.segments)
         with self.meter.phase(step, "coding"):
             dense = self.options.exchange == "dense" or self.plan.dense
             if dense and self._nothing_waits():
@@ -161,9 +162,9 @@ class Channel:
             self.catch_up()
         ops.of(out_n).undo(pending, sent, report.bad)
         report.decode(out_n, self.link.workers * gain)
-        first_S = self.segments.tensor(out_n.device)[:-1].clamp(max=max(self.layout.size - 1, 0))
         if self.layout.size:  # a step that is not finite anywhere is so in every parameter, on every rank
-            out_n[first_S] = torch.where(report.bad, torch.nan, out_n[first_S])
+            first_P = self._parameters.tensor(out_n.device)[:-1].clamp(max=self.layout.size - 1)
+            out_n[first_P] = torch.where(report.bad, torch.nan, out_n[first_P])
         if now and not bool(report.bad):
             self.memory.settle(sent)
             self._observe(out_n, turn)

@@ -130,8 +130,11 @@ class Link(Protocol):
     def scatter(self, parts_LWN: Tensor) -> Arrival:
         """Part ``w`` of every worker goes to worker ``w``: rows by receiver become rows by sender."""
 
-    def largest(self, number: int) -> int:
-        """The largest of a whole number over all ranks; waits."""
+    def gather_varying(self, rows: list[Tensor], sizes_W: list[int]) -> Arrival:
+        """As ``gather``, for flat rows of different sizes, which all ranks know: one flat tensor in rank order."""
+
+    def counts(self, count_L: Tensor) -> list[int]:
+        """A whole number of every worker, in rank order; waits."""
 
 
 @dataclass(slots=True)
@@ -166,6 +169,9 @@ class Learner(Rule, Protocol):
 
     def state(self, segments: Segments) -> dict[str, Tensor]:
         """What it starts with: one row a segment."""
+
+    def slots_now(self, turn: Turn) -> int:
+        """The elements that it keeps in this step, the same on every rank."""
 
     def observe(self, mean_n: Tensor, segments: Segments, turn: Turn) -> None:
         """Take in the mean gradient of a step."""

@@ -121,11 +121,12 @@ class Frame:
             wrong_L |= from_bitmap(self.index, self.sparse)
         return self.sparse, wrong_L | of(self.buffer_LN).misplaced(self.sparse)
 
-    def complaint(self, step: int, rank: int) -> WireError:
-        """Why row ``rank`` was refused."""
+    def complaint(self, step: int, row: int, rank: int | None = None) -> WireError:
+        """Why a row was refused; it is rank ``rank``'s, where that is not the row's number."""
+        rank = row if rank is None else rank
         expected_H = self.form.header.clone()
         expected_H[STEP] = step & 0x7FFFFFFF
-        header = self.header_LH[rank].tolist()
+        header = self.header_LH[row].tolist()
         for name, got, agreed in zip(FIELDS[: STEP + 1], header, expected_H.tolist(), strict=False):
             if got != agreed:
                 return WireError(f"payload of rank {rank}: {name} is {got}, {agreed} was agreed")

@@ -49,13 +49,7 @@ def test_a_bad_step_is_seen_and_leaves_no_trace(rule, exchange, feedback, genera
     torch.testing.assert_close(one_n, other_n, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "scope",
-    [
-        "layer",
-        pytest.param("global", marks=pytest.mark.xfail(strict=True, reason="step marks segments, not parameters")),
-    ],
-)
+@pytest.mark.parametrize("scope", ["layer", "global"])
 def test_every_parameter_shows_it(scope):
     """The user may look at any one gradient; GradScaler looks at all."""
     sim = gs.Simulator([torch.zeros(30), torch.zeros(20)], gs.TopK(0.1), workers=2, exchange="allgather", scope=scope)

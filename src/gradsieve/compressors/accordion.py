@@ -41,6 +41,7 @@ class Accordion:
     def state(self, segments: Segments) -> dict[str, Tensor]:
         count = len(segments.sizes)
         return {
+            "size": torch.tensor(segments.sizes, dtype=torch.float64),
             "critical": torch.ones(count, dtype=torch.float64),
             "then": torch.full((count,), torch.nan, dtype=torch.float64),
             "squares": torch.zeros(count, dtype=torch.float64),
@@ -48,13 +49,16 @@ class Accordion:
             "lr": torch.full((count,), torch.nan, dtype=torch.float64),
         }
 
+    def slots_now(self, turn: Turn) -> int:
+        return sum(self._k(turn))
+
     def __call__(self, pending: Pending, turn: Turn) -> Sparse:
-        critical_S = turn.state["critical"].tolist()
-        k_S = tuple(
-            k_of(self.high if critical else self.low, size)
-            for critical, size in zip(critical_S, pending.segments.sizes, strict=True)
-        )
-        return ops.of(pending.grad_Ln).topk(pending, k_S)
+        return ops.of(pending.grad_Ln).topk(pending, self._k(turn))
+
+    def _k(self, turn: Turn) -> tuple[int, ...]:
+        critical_S, size_S = turn.state["critical"].tolist(), turn.state["size"].tolist()
+        densities = (self.high if critical else self.low for critical in critical_S)
+        return tuple(k_of(density, int(size)) for density, size in zip(densities, size_S, strict=True))
 
     def observe(self, mean_n: Tensor, segments: Segments, turn: Turn) -> None:
         """Take in the exchanged mean gradient; at the end of an interval, decide the regime of the next."""

@@ -14,7 +14,7 @@ def check_number(name: str, value: object, low: float, high: float, takes: str) 
     """A number in [low, high], or an error that names the argument and what it takes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} takes {takes}, not {value!r}")
-    if not low <= float(value) <= high:
+    if not low <= value <= high:  # type: ignore[operator]
         raise ValueError(f"{name} takes {takes}, not {value!r}")
 
 

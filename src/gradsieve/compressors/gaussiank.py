@@ -9,7 +9,7 @@ from gradsieve.types import Pending, Segments, Sparse, Turn
 
 @dataclass(frozen=True)
 class GaussianK:
-    """Keep ``abs(p) > t``, ``t = mean + std * ppf(1 - density / 2)`` (Shi et al. 2019), refined to about k.
+    """Keep ``abs(p) > t``, ``t = abs(mean) + std * ppf(1 - density / 2)`` (Shi et al. 2019), refined to about k.
 
     At most four refinements bring the count to within [2/3, 4/3] of k. They bracket t and follow log(count), so a
     tail heavier than Gaussian does not overshoot.

@@ -1,34 +1,40 @@
 """All-gather: every worker's own elements travel to all. The way of rules whose workers choose differently."""
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
 from gradsieve import ops
+from gradsieve.exchange.exact import Exact
 from gradsieve.exchange.plan import Plan
-from gradsieve.ops.reference import empty
 from gradsieve.types import Arrival, Link, Pending, Report, Rule, Sparse, Turn
 from gradsieve.wire import Frame
 
 
 class Gather:
-    """One packed collective a step; its size is known before the sieve runs wherever the plan knows it."""
+    """One packed collective a step, of a size that all ranks know before they sieve; exact sizes where they do not."""
 
     def __init__(self, plan: Plan, link: Link):
         self.plan, self.link = plan, link
+        self._exact = Exact(plan, link)
         self._frame: Frame | None = None
         self._arrived: Frame | None = None
 
     def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
-        frame, sent = self._fill(rule, pending, turn)
+        slots = self.plan.slots
+        self._arrived = None if slots is None else self._arrived
+        if slots is None:
+            return self._exact.send(rule, pending, turn)
+        frame = self._frame_of(slots, len(pending.grad_Ln), pending.grad_Ln.device)
+        pending.into = frame.sparse
+        sent = rule(pending, turn)
         return sent, self.link.gather(frame.pack(turn.step), self._arrival(frame).buffer_LN)
 
     def fold(self, memory_Ln: Tensor) -> None:
         """Nothing waits here."""
 
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
-        assert self._arrived is not None
+        if self._arrived is None:
+            return self._exact.open(payload, sent, turn)
         frame = self._arrived
         arrived, wrong_W = frame.unpack(turn.step)
 
@@ -44,27 +50,6 @@ class Gather:
             complain=lambda rank: frame.complaint(turn.step, rank),
             decode=decode,
         )
-
-    def _fill(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Frame, Sparse]:
-        """Sieve straight into the payload where its size is known; else sieve, agree on a size, and copy."""
-        workers, size = pending.grad_Ln.shape
-        device = pending.grad_Ln.device
-        slots = self.plan.slots
-        if slots is not None:
-            frame = self._frame_of(slots, workers, device)
-            pending.into = frame.sparse
-            return frame, rule(pending, turn)
-        if self.plan.may_go_dense:
-            pending.into = empty(workers, size, self.plan.most, pending.values, device)
-        found = rule(pending, turn)
-        kept = int(found.counts_LB.sum(1).max())
-        frame = self._frame_of(self.link.largest(kept), workers, device)
-        filled = frame.sparse
-        for part in ("offsets_LK", "values_LK"):
-            getattr(filled, part)[:, :kept].copy_(getattr(found, part)[:, :kept])
-        for part in ("counts_LB", "wanted_L", "nonfinite_L"):
-            getattr(filled, part).copy_(getattr(found, part))
-        return frame, dataclasses.replace(filled, error_L=found.error_L)
 
     def _frame_of(self, slots: int, workers: int, device: torch.device) -> Frame:
         """The payload's buffer, used again while the slots stay the same."""

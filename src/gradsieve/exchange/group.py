@@ -57,10 +57,18 @@ class GroupLink:
         work = dist.all_to_all_single(out_WN, parts_LWN[0].contiguous(), group=self.group, async_op=True)
         return self._coming(work, out_WN.unsqueeze(0))
 
-    def largest(self, number: int) -> int:
-        out = torch.tensor([number], dtype=torch.int64, device=self.device)
-        dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
-        return int(out.item())
+    def gather_varying(self, rows: list[Tensor], sizes_W: list[int]) -> Coming:
+        """An all-to-all in which every rank sends all others the same: backends gather equal sizes only."""
+        out = rows[0].new_empty(sum(sizes_W))
+        copies = rows[0].repeat(self.workers)
+        work = dist.all_to_all_single(
+            out, copies, sizes_W, [rows[0].numel()] * self.workers, group=self.group, async_op=True
+        )
+        return self._coming(work, out)
+
+    def counts(self, count_L: Tensor) -> list[int]:
+        counts: list[int] = self.gather(count_L.long().view(1, 1).to(self.device)).wait().view(-1).tolist()
+        return counts
 
     @staticmethod
     def _coming(work: dist.Work, result: Tensor) -> Coming:

@@ -39,5 +39,9 @@ class LocalLink:
     def scatter(self, parts_LWN: Tensor) -> Here:
         return Here(parts_LWN.transpose(0, 1).contiguous())
 
-    def largest(self, number: int) -> int:
-        return number
+    def gather_varying(self, rows: list[Tensor], sizes_W: list[int]) -> Here:
+        return Here(torch.cat(rows))
+
+    def counts(self, count_L: Tensor) -> list[int]:
+        counts: list[int] = count_L.tolist()
+        return counts

@@ -93,8 +93,8 @@ class Owner:
         row_LK = owner_LK + torch.arange(here, device=index_LK.device).unsqueeze(1) * workers
         count_R = torch.bincount(row_LK[valid_LK], minlength=here * workers)
         if self._slots is None:
-            most, k = self.link.largest(int(count_R.max())), self.link.largest(int(valid_LK.sum(1).max()))
-            self._slots = self._sizes(most * workers, k)
+            most = max(self.link.counts(count_R.view(here, workers).amax(1)))
+            self._slots = self._sizes(most * workers, max(self.link.counts(valid_LK.sum(1))))
         slots = self._slots[0]
 
         first_LW = count_R.view(here, workers).cumsum(1) - count_R.view(here, workers)

@@ -28,7 +28,7 @@ _CLOSE_ENOUGH = 0.97
 class Budget:
     """What a step may cost on average: a density, and a worker's bytes where a rule to match sets them.
 
-    Bytes count beside density because slots are sized for the largest worker: a rule whose count varies pads.
+    Bytes count beside density because they differ: a rule whose count varies has its counts told first, or pads.
     """
 
     density: float

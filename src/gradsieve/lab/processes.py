@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve as gs
 from gradsieve.lab import tasks
 from gradsieve.lab.errors import LabError
-from gradsieve.lab.records import EndRow, EpochRow, StepRow, read_rows
+from gradsieve.lab.records import EndRow, EpochRow, RunRow, StepRow, read_rows
 from gradsieve.lab.runner import Launcher, Options, Training, optimizer_of, rows
 from gradsieve.lab.tasks import Task
 from gradsieve.types import Rule
@@ -42,7 +42,7 @@ def processes(data_dir: Path | None, cache_dir: Path | None) -> Launcher:
             while True:
                 over = not ranks.is_alive()
                 found = read_rows(log)
-                yield from found[seen:]
+                yield from (row for row in found[seen:] if not isinstance(row, RunRow))
                 seen = len(found)
                 if over:
                     break
@@ -113,6 +113,7 @@ def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
         feedback=options.feedback,
         exchange=options.exchange,
         values=options.values,
+        strict=options.strict,
         optimizer=optimizer,
     )
     training = Training(model, sieve, 0, 0.0, recipe.lr, float("nan"), 0.0)
@@ -126,7 +127,7 @@ def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
             started = time.perf_counter()
             optimizer.zero_grad()
             loss = functional.cross_entropy(ddp(inputs_WB[rank]), labels_WB[rank], label_smoothing=recipe.smoothing)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             training.gradient_seconds += time.perf_counter() - started
             optimizer.step()
             training.step += 1

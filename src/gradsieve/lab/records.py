@@ -41,6 +41,7 @@ class RunRow(_Row):
     feedback: str
     exchange: str
     values: str
+    strict: bool = True
     launch: str
     parameters: int
 

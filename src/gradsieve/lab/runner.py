@@ -25,7 +25,10 @@ ROWS_PER_EPOCH = 25
 
 @dataclass(frozen=True)
 class Options:
-    """How to run; ``batch_size`` (a worker's) and ``lr`` default to the task's recipe."""
+    """How to run; ``batch_size`` (a worker's) and ``lr`` default to the task's recipe.
+
+    ``strict`` compares rules at exact sizes, whatever the plan of the next step's size would add.
+    """
 
     workers: int = 4
     epochs: int = 20
@@ -36,6 +39,7 @@ class Options:
     feedback: str = "gradient"
     exchange: str = "auto"
     values: str = "float32"
+    strict: bool = True
 
     def __post_init__(self) -> None:
         for name in ("workers", "epochs", "batch_size"):
@@ -78,6 +82,7 @@ def run(
         feedback=options.feedback,
         exchange=options.exchange,
         values=options.values,
+        strict=options.strict,
         launch=launcher.__name__,
         parameters=sum(parameter.numel() for parameter in task.model(options.seed).parameters()),
     )
@@ -196,6 +201,7 @@ def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:
             feedback=options.feedback,
             exchange=options.exchange,
             values=options.values,
+            strict=options.strict,
         )
     except ValueError as error:
         raise LabError(str(error)) from error

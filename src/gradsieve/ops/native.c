@@ -467,7 +467,7 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
             hits_at_picks(plan, row, *rank, stop, hits);
         }
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
-        if (plan->rule == GAUSSIAN || (step->measure && plan->rule != TAKE))
+        if ((plan->rule == GAUSSIAN && kind != IN_PLACE) || (step->measure && plan->rule != TAKE))
             add_moments(piece, measure(memory + start, stop - start, threshold));
         if (rank) {
             send_hits(plan, row, piece, hits->length - piece->first, rank);
@@ -488,6 +488,11 @@ static float first_threshold(const Plan *plan, size_t row, size_t segment) {
     if (!(hint[0] > 0.0f && hint[0] <= FLT_MAX)) return INFINITY;
     float slack = hint[1] >= 0.3f && hint[1] <= 0.99f ? hint[1] : 0.9f;
     return fmaxf(hint[0] * slack, FLT_TRUE_MIN);
+}
+
+/* So many that a hint must be stale. A Gaussian start is often exceeded 20 k times, but hardly by size / 8. */
+static size_t most_hits(const Plan *plan, size_t segment) {
+    return TILE + (plan->rule == TOPK ? 16 * (size_t)plan->k[segment] : size_of(plan, segment) / 8);
 }
 
 /* The first pass over a range: the pieces of one part of one row. */
@@ -512,7 +517,7 @@ static void sieve_range(void *context, size_t range) {
         piece->sent = at_once;
         piece->chosen = at_once ? rank - before : piece->count;
         found += piece->count;
-        if (plan->k && threshold > 0.0f && found > 16 * (size_t)plan->k[segment] + TILE) {
+        if (plan->k && threshold > 0.0f && found > most_hits(plan, segment)) {
             piece->overflowed = 1; /* a stale hint: do not drag all of the segment along */
             threshold = INFINITY;
         }
@@ -598,7 +603,7 @@ static void choose(Plan *plan, size_t row, size_t segment, uint32_t key, size_t 
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
     for (; piece < end; piece++) {
         const float *value = piece->hits->value + piece->first;
-        size_t greater = 0, equal = 0;
+        uint32_t greater = 0, equal = 0; /* as narrow as the keys, so that the loop becomes vectors */
         for (size_t i = 0; i < piece->count; i++) {
             greater += key_of(value[i]) > key;
             equal += key_of(value[i]) == key;
@@ -622,13 +627,13 @@ static void steer(float *hint, float threshold, size_t found, size_t k, int miss
 static void choose_topk(Plan *plan, size_t row, size_t segment, size_t k) {
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
     size_t found = hits_in(piece, end);
-    int missed = found < k;
+    int missed = found < k, overflowed = 0;
     float threshold = INFINITY;
     for (const Piece *p = piece; p < end; p++) {
-        missed |= p->overflowed;
+        overflowed |= p->overflowed;
         threshold = fminf(threshold, p->threshold);
     }
-    if (missed) {
+    if (missed || overflowed) {
         int cold = !(threshold <= FLT_MAX), nonzeros = threshold <= FLT_TRUE_MIN && found < k;
         for (size_t goal = k; !nonzeros; goal *= 4) {
             threshold = fmaxf(estimate(plan, row, segment, goal), FLT_TRUE_MIN);
@@ -638,7 +643,7 @@ static void choose_topk(Plan *plan, size_t row, size_t segment, size_t k) {
             nonzeros = threshold <= FLT_TRUE_MIN;
         }
         if (nonzeros) collect_with_zeros(plan, row, segment, k - found);
-        missed = !cold && !nonzeros;
+        missed = !cold && !nonzeros && !overflowed;
     }
     uint32_t key;
     size_t ties = kth(piece, end, k, &key);
@@ -652,8 +657,8 @@ static size_t count_above(Plan *plan, size_t row, size_t segment, double t, floa
     float limit = t >= 0.0 ? (float)t : -1.0f;
     for (const Piece *p = piece; p < end; p++)
         if (p->overflowed || p->threshold > fmaxf(limit, 0.0f)) {
+            *missed |= !p->overflowed && p->threshold <= FLT_MAX;
             collect(plan, row, segment, fmaxf(limit * 0.95f, 0.0f));
-            *missed = 1;
             break;
         }
     *lowest = fminf(*lowest, limit);
@@ -682,11 +687,11 @@ static size_t refine(Plan *plan, size_t row, size_t segment, double t, size_t si
             log_over = log_count;
         }
         if (isfinite(over)) t = under + (over - under) * (log_under - goal) / (log_under - log_over);
-        else t *= fmax((log((double)size) - goal) / fmax(log((double)size) - log_count, 1e-9), 1 + 1e-3);
+        else t *= fmin(fmax((log((double)size) - goal) / fmax(log((double)size) - log_count, 1e-9), 1 + 1e-3), 4.0);
     }
     if (lowest > 0.0f) {
         Piece *end, *piece = pieces_of(plan, row, segment, &end);
-        steer(hint, lowest, hits_in(piece, end), 2 * k, missed && hint[0] > 0.0f);
+        steer(hint, lowest, hits_in(piece, end), 2 * k, missed);
     }
     return count;
 }
@@ -697,14 +702,15 @@ static void choose_gaussian(Plan *plan, size_t row, size_t segment, size_t size,
     for (; piece < end; piece++) {
         sum += piece->moments.sum;
         squares += piece->moments.squares;
-        for (size_t i = piece->first; i < piece->first + piece->count; i++) {
-            double hit = piece->hits->value[i];
-            sum += hit;
-            squares += hit * hit;
-        }
+        const float *value = piece->hits->value + piece->first;
+        Moments hits = measure(value, piece->count, INFINITY);
+        uint32_t nonfinite = 0;
+        for (size_t i = 0; i < piece->count; i++) nonfinite += key_of(value[i]) >= 0x7f800000u;
+        sum += nonfinite ? NAN : hits.sum;
+        squares += hits.squares;
     }
     double mean = sum / (double)size, variance = squares / (double)size - mean * mean;
-    double t = k < size ? fabs(mean + sqrt(variance < 0.0 ? 0.0 : variance) * plan->quantiles[segment]) : -1.0;
+    double t = k < size ? fabs(mean) + sqrt(variance < 0.0 ? 0.0 : variance) * plan->quantiles[segment] : -1.0;
     refine(plan, row, segment, t, size, k, 2.0 / 3.0, 4.0 / 3.0);
 }
 
@@ -717,7 +723,7 @@ static void choose_sampled(Plan *plan, size_t row, size_t segment, size_t size, 
         Piece sample = {.hits = hits, .count = hits->length};
         size_t rank = (size_t)((double)(hits->length * k) / (double)size);
         kth(&sample, &sample + 1, rank ? rank : 1, &key);
-        t = nextafter(key > 0x7f800000u ? INFINITY : key == 0x7f800000u ? FLT_MAX : float_of(key), 0.0);
+        t = key >= 0x7f800000u ? FLT_MAX : float_of(key);
     }
     if ((double)refine(plan, row, segment, t, size, k, 0.8, 1.3) > 1.3 * (double)k) {
         size_t ties = kth(piece, end, k, &key);

@@ -244,7 +244,7 @@ def draw(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Tensor:
 
 def gaussian_start(mean: float, std: float, k: int, size: int) -> float:
     """The threshold that a Gaussian of this mean and spread would exceed k times (both tails)."""
-    return abs(mean + std * NormalDist().inv_cdf(1 - k / size / 2)) if k < size else -1.0
+    return abs(mean) + std * NormalDist().inv_cdf(1 - k / size / 2) if k < size else -1.0
 
 
 def sample_start(p_n: Tensor, k: int, stride: int, start: int) -> float:
@@ -254,7 +254,7 @@ def sample_start(p_n: Tensor, k: int, stride: int, start: int) -> float:
         return -1.0
     sample = p_n[start % min(stride, size) :: stride].abs().nan_to_num(nan=math.inf)
     rank = max(1, int(sample.numel() * k / size))
-    return math.nextafter(float(sample.sort(descending=True).values[rank - 1]), 0.0)
+    return min(float(sample.sort(descending=True).values[rank - 1]), torch.finfo(p_n.dtype).max)
 
 
 def count_above(p_n: Tensor) -> Callable[[float], int]:
@@ -266,7 +266,8 @@ def refine(count: Callable[[float], int], t: float, size: int, k: int, low: floa
     """Move ``t`` until ``low * k <= count(t) <= high * k``, at most four times.
 
     The secant of log(count) over t between the nearest points below and above: exact for an exponential
-    tail, and it never leaves the bracket, where halving and growing by half overshoots.
+    tail, and it never leaves the bracket, where halving and growing by half overshoots. Before there is a point above,
+    t grows fourfold at most: where nearly all exceed t, their count says little of the tail.
     """
     under, log_under = 0.0, math.log(size)  # all of them exceed 0, or nearly
     over, log_over = math.inf, 0.0
@@ -283,5 +284,5 @@ def refine(count: Callable[[float], int], t: float, size: int, k: int, low: floa
         if math.isfinite(over):
             t = under + (over - under) * (log_under - goal) / (log_under - log_over)
         else:
-            t *= max((math.log(size) - goal) / max(math.log(size) - log_c, 1e-9), 1 + 1e-3)
+            t *= min(max((math.log(size) - goal) / max(math.log(size) - log_c, 1e-9), 1 + 1e-3), 4.0)
     return t

@@ -307,7 +307,7 @@ def propose(t, k, at, row, limits, ages, floors, overflow, dense, gate):
 def gaussian_start(
     moments, plan, wants, bounds, bracket, limits, ages, floors, overflow, dense, gate, segments
 ):  # fmt: skip
-    """t = abs(mean + std * z) of each segment, with z the quantile that a Gaussian exceeds k times."""
+    """t = abs(mean) + std * z of each segment, with z the quantile that a Gaussian exceeds k times."""
     s = tl.program_id(0)
     row = tl.program_id(1)
     at = row * segments + s
@@ -317,7 +317,7 @@ def gaussian_start(
     mean = tl.sum(tl.load(sums)) / size.to(tl.float64)
     variance = tl.sum(tl.load(sums + 1)) / size.to(tl.float64) - mean * mean
     std = tl.sqrt(tl.where(variance > 0.0, variance, variance * 0.0))
-    t = tl.abs(mean + std * tl.load(plan + s * 5 + 4))
+    t = tl.abs(mean) + std * tl.load(plan + s * 5 + 4)
     k = tl.load(wants + s)
     t = tl.where(k >= size, tl.full((), -1.0, tl.float64), t)
     tl.store(bracket + at * 5, t)
@@ -381,6 +381,7 @@ def refine(
         log_over = tl.where(more, log_over, log_c)
         inner = under + (over - under) * (log_under - log_k) / (log_under - log_over)
         growth = (log_size - log_k) / tl.maximum(log_size - log_c, tl.full((), 1e-9, tl.float64))
+        growth = tl.minimum(growth, tl.full((), 4.0, tl.float64))
         t = tl.where(over < infinite, inner, t * tl.maximum(growth, tl.full((), 1 + 1e-3, tl.float64)))
         tl.store(bracket + at * 5, t)
         tl.store(bracket + at * 5 + 1, under)

@@ -44,7 +44,7 @@ def main(job: dict[str, Any]) -> None:
             started = time.perf_counter()
             optimizer.zero_grad()
             outputs = ddp(inputs_WB[rank])
-            functional.cross_entropy(outputs, labels_WB[rank], label_smoothing=recipe.smoothing).backward()
+            functional.cross_entropy(outputs, labels_WB[rank], label_smoothing=recipe.smoothing).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             spent += time.perf_counter() - started
             step += 1
