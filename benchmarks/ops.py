@@ -145,8 +145,10 @@ class Bench:
             "topk cold": self.op("topk", (self.k,), cold=True),
             "topk repeated": self.op("topk", (self.k,)),
             "topk layer-wise repeated": self.op("topk", layer_k, segments=self.layers),
-            "gaussiank": self.op("gaussiank", (self.k,)),
-            "sampledk": self.op("sampledk", (self.k,), 100, 7),
+            "gaussiank repeated": self.op("gaussiank", (self.k,)),
+            "sampledk repeated": self.op("sampledk", (self.k,), 100, 7),
+            "gaussiank cold": self.op("gaussiank", (self.k,), cold=True),
+            "sampledk cold": self.op("sampledk", (self.k,), 100, 7, cold=True),
             "randomk": self.op("randomk", (self.k,), keys_LS),
             "blockrandomk": self.op("take", span),
             **self.decoding(),
@@ -233,25 +235,30 @@ def training(size: int, device: torch.device, seed: int = 0) -> Iterator[tuple[T
 
 
 def sequence(
-    module: ModuleType, size: int, density: float, device: torch.device, steps: int, clock: Clock
-) -> dict[str, Contender]:
-    """Exact top-k over a training with feedback: its average is what a user pays. Empty if it is not exact."""
+    name: str, extra: tuple[int, ...], module: ModuleType, size: int, density: float, device: torch.device, steps: int,
+    clock: Clock,
+) -> dict[str, Contender]:  # fmt: skip
+    """A rule over a training with feedback: its average is what a user pays, hints from another step and all.
+
+    Empty if it disagrees with ``reference``.
+    """
     gradients = training(size, device)
     size = len(next(gradients)[0])
     segments, k = Segments((0, size), (0,)), max(1, round(size * density))
     memory_Ln, e_Ln = torch.zeros(1, size, device=device), torch.zeros(1, size, device=device)
-    pending = Pending(e_Ln, memory_Ln, segments, into=reference.empty(1, size, k, torch.float32, device))
+    pending = Pending(e_Ln, memory_Ln, segments, into=reference.empty(1, size, 8 * k, torch.float32, device))
     mean_n = torch.empty(size, device=device)
     add = Contender(lambda: e_Ln.add_(pending.grad_Ln))
-    topk = Contender(lambda: module.topk(pending, (k,)))
+    rule = Contender(lambda: getattr(module, name)(pending, (k,), *extra))
     for step, (grad_n, update) in zip(range(steps), gradients, strict=False):
         pending.grad_Ln = grad_n[None]
-        if step == steps // 2 and not agree("topk", replace(pending, memory_Ln=memory_Ln.clone()), module, ((k,),)):
+        copy = replace(pending, memory_Ln=memory_Ln.clone(), cache={key: t.clone() for key, t in pending.cache.items()})
+        if step == steps // 2 and not agree(name, copy, module, ((k,), *extra)):
             return {}
-        for contender in (add, topk):
+        for contender in (add, rule):
             contender.times.append(clock(contender.run))
         update(module.decode(pending.into, mean_n, 1.0))
-    return {"add": add, "topk sequence": topk}
+    return {"add": add, f"{name} sequence": rule}
 
 
 def machine(device: torch.device) -> str:
@@ -295,11 +302,12 @@ def measure(size: int, density: float, device: torch.device, repeats: int, steps
             contender.prepare()
             contender.times.append(clock(contender.run))
     rows = rows_of(contenders, False, **common)
-    if steps:
-        trained = sequence(module, size, density, device, steps, clock)
+    rules: dict[str, tuple[int, ...]] = {"topk": (), "gaussiank": (), "sampledk": (100, 7)}
+    for name, extra in rules.items() if steps else ():
+        trained = sequence(name, extra, module, size, density, device, steps, clock)
         rows += [row for row in rows_of(trained, True, **common) if row.op != "add"]
         if not trained:
-            print(f"topk sequence: differs from the reference at n = {size}, density = {density}: no figure")
+            print(f"{name} sequence: differs from the reference at n = {size}, density = {density}: no figure")
     return rows
 
 
@@ -346,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 11_200_000])
     parser.add_argument("--densities", type=float, nargs="+", default=[0.001, 0.01])
     parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=200, help="of the training for the top-k sequence; 0: none")
+    parser.add_argument("--steps", type=int, default=200, help="of the trainings with feedback; 0: none")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", default="wall", choices=["wall", "thread"], help="thread: on a shared machine")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"))

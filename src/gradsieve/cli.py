@@ -140,6 +140,48 @@ def report(directory: Annotated[Path, typer.Argument(help="A directory that hold
     return 0
 
 
+bench = typer.Typer(help="Measure: what an op, a step, a link costs here.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+_STEP_HELP = """One DDP step under every way to exchange gradients, over links of several speeds.
+
+The model has ResNet-18's shapes. Links join network namespaces of this machine and are shaped (needs root and
+iproute2); where that cannot be had, loopback is measured. All ways run in random order, again and again.
+
+[bold]Examples[/bold]
+
+  gradsieve bench step --workers 2 --link 100mbit
+
+  gradsieve bench step --workers 2 --workers 4 --link unshaped --link 1gbit --way dense --way topk:0.001
+"""
+
+
+@bench.command("step", help=_STEP_HELP)
+def bench_step(
+    workers: Annotated[list[int] | None, typer.Option(min=1, help="How many ranks; give it again for more.")] = None,
+    link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule ...")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
+    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
+    plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+) -> int:
+    from gradsieve.lab.bench import network
+
+    console = Console()
+    ways = way or [*network.PEERS, *network.OURS]
+
+    def tell(text: str) -> None:
+        console.print(text, style="dim")
+
+    rows = network.run(workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds)
+    for shown in network.tables(rows):
+        console.print(shown)
+    if plot is not None:
+        network.plot(network.read(out), plot)
+        print(plot)
+    return 0
+
+
 @contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
     """A polite kill ends a run as Ctrl-C does: with what there is, readable."""

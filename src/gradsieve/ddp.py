@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -70,7 +71,7 @@ def attach(
     return sieve
 
 
-def hook(state: "Sieve", bucket: dist.GradBucket) -> Future[Tensor]:
+def hook(state: "Sieve", bucket: GradBucket) -> Future[Tensor]:
     """For trainers that register a hook before a process group exists: pass a ``Sieve`` as the hook's state."""
     return state.exchange(bucket)
 
@@ -98,7 +99,9 @@ class Sieve:
         self.meter = Meter() if meter is None else meter
         self.step = 0
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # DDP's own name for them
-        self._names = {p: name for name, p in module.named_parameters() if p.requires_grad and name not in ignored}
+        self._names: dict[Tensor, str] = {
+            p: name for name, p in module.named_parameters() if p.requires_grad and name not in ignored
+        }
         self._layout = Layout(tuple(self._names.values()), tuple(p.numel() for p in self._names))
         self._optimizer, self._scaler = optimizer, scaler
         self._link: GroupLink | None = None
@@ -109,10 +112,13 @@ class Sieve:
         self._lr_ratio = 1.0
         self._gain = 1.0
         self._sent: list[Channel] = []  # in this step
-        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []
+        self._waiting: list[tuple[GradBucket, Future[Tensor]]] = []
         self._broken: str | None = None
         self._used: set[Tensor] | None = set()
-        self._watches = [p.register_post_accumulate_grad_hook(self._used.add) for p in self._names]
+        self._watches = [
+            p.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
+            for p in self._names
+        ]
 
     def bind(self, group: dist.ProcessGroup, *, watch_use: bool = True) -> None:
         """Meet the other ranks and compare notes with them. Done by ``attach``, or at the first bucket.
@@ -168,7 +174,7 @@ class Sieve:
             watch.remove()
         self._watches, self._used = [], None
 
-    def exchange(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         """The hook: one bucket in, a future of its mean out. Collectives are issued here, in program order."""
         self._refuse_if_broken()
         try:
@@ -236,9 +242,9 @@ class Sieve:
         """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
         return self.options.scope == "global" and not getattr(self.options.rule, "elementwise", False)
 
-    def _collect(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def _collect(self, bucket: GradBucket) -> Future[Tensor]:
         """Global scope: hold the buckets until the last, then exchange the whole gradient as one."""
-        devices = [bucket.buffer().device] if bucket.buffer().is_cuda else None
+        devices: list[int | str | torch.device] | None = [bucket.buffer().device] if bucket.buffer().is_cuda else None
         waiting: Future[Tensor] = Future(devices=devices)
         self._waiting.append((bucket, waiting))
         if not bucket.is_last():
@@ -256,7 +262,7 @@ class Sieve:
                 result = self._result(step, bucket.index(), future)
             except Exception as error:
                 for _, f in buckets[:-1]:
-                    f.set_exception(error)
+                    f.set_exception(error)  # type: ignore[arg-type]
                 raise
             for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
                 gradients[p].copy_(part_n.view_as(gradients[p]))
@@ -269,7 +275,7 @@ class Sieve:
         self._end()
         return done  # type: ignore[no-any-return]
 
-    def _channel_of(self, bucket: dist.GradBucket) -> Channel:
+    def _channel_of(self, bucket: GradBucket) -> Channel:
         """The bucket's channel. DDP rebuilds its buckets after the first step; the memory moves by parameter."""
         parameters = bucket.parameters()
         names = tuple(self._names[p] for p in parameters)
@@ -283,9 +289,7 @@ class Sieve:
     def _new_channel(self, layout: Layout, like: Tensor) -> Channel:
         assert self._link is not None
         scope = "layer" if self.options.scope == "layer" else "global"
-        channel = Channel(
-            self.options, layout, self._link, self.meter, like.device, like.dtype, layout.segments(scope)
-        )
+        channel = Channel(self.options, layout, self._link, self.meter, like.device, like.dtype, layout.segments(scope))
         self._pieces.move_to(channel)
         return channel
 
@@ -308,7 +312,7 @@ class _Slot:
         self.link = GroupLink(group)
         self.sieve: Sieve | None = None
 
-    def hook(self, state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    def hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         if self.sieve is not None:
             return self.sieve.exchange(bucket)
         buffer_n = bucket.buffer().div_(self.link.workers)

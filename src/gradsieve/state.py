@@ -130,7 +130,7 @@ def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str, rank: i
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
         raise ValueError(f"state takes what state_dict() of gradsieve gave, version {VERSION}")
     if state["feedback"] != feedback:
-        raise ValueError(f'the state was saved with feedback={state["feedback"]!r}, this run has {feedback!r}')
+        raise ValueError(f"the state was saved with feedback={state['feedback']!r}, this run has {feedback!r}")
     memory = state.get(_memory_of(rank), state.get("memory"))
     if memory is None:
         held = ", ".join(str(name) for name in state if str(name).startswith("memory")) or "no memory"

@@ -6,7 +6,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks inherit it, and find what tests import from here
 
-from pool import Pool  # noqa: E402
+from pool import Pool
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from given import Given, batches, drive, fingerprint, flat, flat_gradient, memory_of, network, numbers, same_bits, train
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 

@@ -19,7 +19,7 @@ REST = slice(0, 386)
 def embedding(rank, workers):
     ddp = DistributedDataParallel(nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)))
     start = time.monotonic()
-    with pytest.raises(ValueError, match="0 gives sparse gradients: use nn.Embedding\\(sparse=False\\)"):
+    with pytest.raises(ValueError, match=r"0 gives sparse gradients: use nn.Embedding\(sparse=False\)"):
         gs.attach(ddp, gs.TopK(0.1))
     seconds = time.monotonic() - start
     ddp.module[0].sparse = False
@@ -27,9 +27,9 @@ def embedding(rank, workers):
     ddp.module[0].sparse = True
     loss = ddp(torch.tensor([rank])).sum()
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match="a sparse gradient arrived: use nn.Embedding\\(sparse=False\\)"):
+    with pytest.raises(RuntimeError, match=r"a sparse gradient arrived: use nn.Embedding\(sparse=False\)"):
         loss.backward()
-    with pytest.raises(RuntimeError, match="this sieve stopped at step 0.*a sparse gradient arrived"):
+    with pytest.raises(RuntimeError, match=r"this sieve stopped at step 0.*a sparse gradient arrived"):
         sieve.state_dict()
     return max(seconds, time.monotonic() - start)
 
@@ -45,17 +45,17 @@ def foreign_hook(state, bucket: torch.distributed.GradBucket) -> torch.futures.F
 
 def conflicts(rank, workers):
     module = DistributedDataParallel(Given(), mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="mixed_precision=.*one hook.*autocast"):
+    with pytest.raises(ValueError, match=r"mixed_precision=.*one hook.*autocast"):
         gs.attach(module, gs.TopK(0.1))
     ddp = DistributedDataParallel(Given())
     sieve = gs.attach(ddp, gs.TopK(0.1))
-    with pytest.raises(ValueError, match="has a sieve already: sieve.detach\\(\\)"):
+    with pytest.raises(ValueError, match=r"has a sieve already: sieve.detach\(\)"):
         gs.attach(ddp, gs.TopK(0.1))
     sieve.detach()
     gs.attach(ddp, gs.TopK(0.1))
     ddp = DistributedDataParallel(Given())
     ddp.register_comm_hook(None, foreign_hook)
-    with pytest.raises(ValueError, match="communication hook already \\(foreign_hook\\)"):
+    with pytest.raises(ValueError, match=r"communication hook already \(foreign_hook\)"):
         gs.attach(ddp, gs.TopK(0.1))
     with pytest.raises(TypeError, match="ddp takes a DistributedDataParallel"):
         gs.attach(Given(), gs.TopK(0.1))
@@ -227,7 +227,7 @@ def broken(rank, workers, scope):
         sieve.state_dict,
         lambda: ddp(grads_Tn[4]),
     ):
-        with pytest.raises(RuntimeError, match="this sieve stopped at step 3.*the rule broke; make a new DDP module"):
+        with pytest.raises(RuntimeError, match=r"this sieve stopped at step 3.*the rule broke; make a new DDP module"):
             use()
     return sieve.stats().total.steps
 

@@ -1,8 +1,8 @@
 """The launcher of real workers: one process each, through torchrun's own API, over gloo."""
 
+import multiprocessing as mp
 import os
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn import functional
@@ -34,27 +35,32 @@ def processes(data_dir: Path | None, cache_dir: Path | None) -> Launcher:
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "rows.jsonl"
             log.touch()
-            failure: list[str] = []
+            failure = Path(folder) / "failure.txt"
             arguments = (task.name, data_dir, cache_dir, rule, options, name, log)
-            ranks = threading.Thread(target=_start, args=(options.workers, arguments, failure), daemon=True)
-            ranks.start()
-            seen = 0
-            while True:
-                over = not ranks.is_alive()
-                found = read_rows(log)
-                yield from (row for row in found[seen:] if not isinstance(row, RunRow))
-                seen = len(found)
-                if over:
-                    break
-                time.sleep(POLL)
-            if failure:
-                raise LabError(failure[0])
+            # torchrun's agent takes the signals of its process, and on SIGTERM ends its ranks: it gets one of its own
+            agent = mp.get_context("spawn").Process(target=_start, args=(options.workers, arguments, failure))
+            agent.start()
+            try:
+                seen, over = 0, False
+                while not over:
+                    over = not agent.is_alive()
+                    found = read_rows(log)
+                    yield from (row for row in found[seen:] if not isinstance(row, RunRow))
+                    seen = len(found)
+                    time.sleep(0 if over else POLL)
+            finally:
+                agent.terminate()
+                agent.join()
+            if failure.exists():
+                raise LabError(failure.read_text())
+            if agent.exitcode:
+                raise LabError(f"the ranks ended with status {agent.exitcode}")
 
     launch.__name__ = "processes"
     return launch
 
 
-def _start(workers: int, arguments: tuple[object, ...], failure: list[str]) -> None:
+def _start(workers: int, arguments: tuple[object, ...], failure: Path) -> None:
     """Run all ranks to their end; the first failure's last line is what the user is told."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = LaunchConfig(
@@ -69,9 +75,11 @@ def _start(workers: int, arguments: tuple[object, ...], failure: list[str]) -> N
     )
     try:
         elastic_launch(config, _rank)(*arguments)
+    except SignalException:
+        pass  # whoever ended this run says so
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        failure.append(f"rank {rank} failed: {str(first.message).strip().splitlines()[-1]}")
+        failure.write_text(f"rank {rank} failed: {str(first.message).strip().splitlines()[-1]}")
 
 
 def _rank(

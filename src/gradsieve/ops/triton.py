@@ -19,6 +19,7 @@ from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, W
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 WIDTH = 1024
+PART = 16384  # coordinates that one program decodes
 
 
 def available() -> bool:
@@ -39,8 +40,8 @@ def threshold(pending: Pending, threshold: float) -> Sparse:
     floor = floor_of(threshold)
     slots = pending.into.slots if pending.into is not None else pending.grad_Ln.shape[1] // 256
     work = Work.of(pending, 2 * slots)
-    work.sieve(floor=floor)
-    return measured(pending, work.send(work.flags("overflow"), floor=floor))
+    work.sieve(floor=floor, take=True)
+    return measured(pending, work.send(work.overflows, floor=floor))
 
 
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
@@ -55,22 +56,15 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     floors_LS, gaps_LS = remembered(pending, "topk")
     work = Work.of(pending, 4 * plan.total, plan.small)
     work.sieve(floors_LS=floors_LS)
-    dense_L, retry_L, none_L = work.flags("dense"), work.flags("retry"), work.flags("none")
-    work.select(0, plan.k_S, none_L, floors_LS, overflow="overflow", failed="retry")
-
-    sample = work.sample(plan.sampling, plan.sampling.firsts_S, gate=retry_L)
-    estimate = work.new_choice()
-    for level in (0, 1):
-        work.tally(level, estimate, none_L, floors_LS, retry_L, sample)
-        work.narrow(level, estimate, plan.ranks_S, none_L, floors_LS, finding.ESTIMATE, retry_L)
+    gates = work.counters("gates", 9 * work.workers)
+    retry_L, dense_L = gates[work.workers : 2 * work.workers], gates[2 * work.workers : 3 * work.workers]
+    work.choose(range(1), plan.k_S, gates, dense_L, floors_LS)
+    work.estimate(plan.sampling, plan.sampling.firsts_S, plan.ranks_S, floors_LS, retry_L)
     work.resieve(retry_L)
-    again_LS = work.ints("floors_again")
-    work.select(0, plan.k_S, none_L, again_LS, gate=retry_L, overflow="overflow_again", failed="dense")
-    work.select(0, plan.k_S, dense_L, again_LS, gate=dense_L)
-    work.descend(plan.k_S, dense_L, floors_LS)
+    work.choose(range(1, 8), plan.k_S, gates, dense_L, floors_LS)
     finding.steer[(len(k_S), work.workers)](
         floors_LS, gaps_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S,
-        work.flags("overflow"), len(k_S), SMALL=SMALL, num_warps=1,
+        work.overflows, len(k_S), SMALL=SMALL, num_warps=1,
     )  # fmt: skip
     return measured(pending, work.send(dense_L))
 
@@ -85,9 +79,9 @@ def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     work.sieve(floors_LS=floors_LS, moments=work.moments)
     bands = plan.bands(2 / 3, 4 / 3)
     finding.gaussian_start[(len(k_S), work.workers)](
-        work.moments, bands, plan.k_S, work.bounds_S, *work.trial(0, floors_LS), len(k_S), num_warps=1, **PRECISE
+        work.moments, bands, plan.k_S, work.bounds_S, *work.trial(floors_LS), len(k_S), num_warps=1, **PRECISE
     )
-    return measured(pending, work.send(work.refine(plan.k_S, bands, floors_LS)))
+    return measured(pending, work.send(work.settle(plan.k_S, bands, floors_LS)))
 
 
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
@@ -102,24 +96,19 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     firsts_S = torch.remainder(start, plan.sizes_S.clamp(1, stride))
     taken_S = (plan.sizes_S - firsts_S + stride - 1) // stride
     ranks_S = (taken_S * plan.k_S / plan.sizes_S.double()).int().clamp(min=1)
-    none_L, exact_L = work.flags("none"), work.flags("exact")
-    sample = work.sample(Sampling.every(pending.segments, stride, work.device), firsts_S)
-    rank = work.new_choice()
-    for level in range(3):
-        work.tally(level, rank, none_L, floors_LS, sample=sample)
-        work.narrow(level, rank, ranks_S, none_L, floors_LS, finding.RANK)
+    sampling = Sampling.every(pending.segments, stride, work.device)
+    rank = work.estimate(sampling, firsts_S, ranks_S, floors_LS)
     bands = plan.bands(0.8, 1.3)
     finding.sample_start[(len(k_S), work.workers)](
-        rank.limits_LS, plan.k_S, work.bounds_S, *work.trial(0, floors_LS), len(k_S), num_warps=1, **PRECISE
+        rank.limits_LS, plan.k_S, work.bounds_S, *work.trial(floors_LS), len(k_S), num_warps=1, **PRECISE
     )
-    dense_L = work.refine(plan.k_S, bands, floors_LS)
-    work.above(4)
+    dense_L = work.settle(plan.k_S, bands, floors_LS, recount=True)
+    gates = work.counters("gates", 9 * work.workers)
     finding.overshoot[(len(k_S), work.workers)](
-        work.ints("found"), bands, plan.k_S, work.choice.states_LS, exact_L, len(k_S), num_warps=1
+        work.ints("found"), bands, plan.k_S, work.choice.states_LS, gates[2 * work.workers :], len(k_S), num_warps=1
     )
-    whole_LS = torch.full_like(floors_LS, -1)
-    work.select(0, plan.k_S, dense_L, whole_LS, gate=exact_L)
-    work.descend(plan.k_S, dense_L, whole_LS)
+    work.ints("floors_again").fill_(-1)
+    work.choose(range(2, 8), plan.k_S, gates, dense_L, floors_LS)
     return measured(pending, work.send(dense_L))
 
 
@@ -200,13 +189,13 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
         return out_n
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
-    total_n.zero_()
     workers, blocks = sparse.counts_LB.shape
     quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
-    kernels.decode[(blocks,)](
+    width = min(max(1 << (2 * sparse.slots // blocks).bit_length(), 64), 1024)
+    kernels.decode[(blocks * (BLOCK // PART),)](
         sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots, total_n,
-        quotients, quotients.stride(0), workers, sparse.size, float(divisor), DIVIDE=divisor != 1, WIDTH=128,
-        num_warps=1,
+        quotients, quotients.stride(0), workers, sparse.size, float(divisor), blocks,
+        DIVIDE=divisor != 1, WIDTH=width, PART=PART, num_warps=4 if width <= 256 else 8,
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 

@@ -15,12 +15,12 @@ TILES: tl.constexpr = tl.constexpr(128)  # in a block
 CHUNK: tl.constexpr = tl.constexpr(2048)  # coordinates of a dense row read at a time
 SUPERS: tl.constexpr = tl.constexpr(256)  # groups of 128 blocks: enough for 2**31 coordinates
 SPREAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector to itself
-REPLICAS: tl.constexpr = tl.constexpr(32)  # of the sums for the moments, against contention
+REPLICAS: tl.constexpr = tl.constexpr(64)  # of the sums for the moments, against contention
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
 PLAIN = [  # arguments that no version is compiled for
     "n", "floor", "limit", "segments", "lists", "cap", "tiles", "blocks", "slots", "kept", "samples", "workers",
     "counts_stride", "offsets_stride", "values_stride", "wanted_stride", "bad_stride", "before_stride",
-    "quotients_stride",
+    "quotients_stride", "first_phase", "last_phase",
 ]  # fmt: skip
 NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
 
@@ -61,46 +61,62 @@ def tile_index(tile, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def hits(keep, GROUPS: tl.constexpr):
+    """A bit for each kept coordinate of a lane: up to four groups of four neighbours."""
+    weight = 1 << (tl.arange(0, GROUPS)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :])
+    return tl.sum(tl.sum(tl.where(keep, weight, 0), 2), 0)
+
+
+@triton.jit
 def collect(
-    p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS: tl.constexpr
+    p, mine, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS: tl.constexpr
 ):  # fmt: skip
-    """Append the kept of one tile to its list, in index order."""
+    """Append the hits of one tile to its list, in index order; false where the list is full."""
     LANES: tl.constexpr = TILE // GROUPS // 4
-    group = tl.arange(0, GROUPS)[:, None, None]
     lane = tl.arange(0, LANES)
-    bit = (1 << (group * 4 + tl.arange(0, 4)[None, None, :])) + tl.zeros([GROUPS, LANES, 4], tl.int32)
-    mine = tl.sum(tl.sum(tl.where(keep, bit, 0), 2), 0)  # up to 16 bits a lane: groups of 4 neighbours
-    word = 0
-    if tl.max(mine) != 0:
-        pairs = mine - ((mine >> 1) & 0x5555)
-        kept = ((pairs & 0x3333) + ((pairs >> 2) & 0x3333)).to(tl.int64)  # how many a group, in 4 bits each
-        kept = (kept & 0xF) | ((kept & 0xF0) << 12) | ((kept & 0xF00) << 24) | ((kept & 0xF000) << 36)
+    pairs = mine - ((mine >> 1) & 0x5555)
+    kept = (pairs & 0x3333) + ((pairs >> 2) & 0x3333)  # how many a group, in 4 bits each
+    if GROUPS == 4:  # in 8 bits each, which hold the sum of 32 lanes
+        kept = (kept & 0xF) | ((kept & 0xF0) << 4) | ((kept & 0xF00) << 8) | ((kept & 0xF000) << 12)
         total = tl.sum(kept)
-        ahead = (total << 16) * 0x0001000100010001  # of the groups before, in 16 bits each
-        count = ((ahead + total) >> 48).to(tl.int32)
-        place = tl.cumsum(kept) - kept + ahead
-        line = row * lists + tile % lists
-        start = tl.atomic_add(heads + line * SPREAD, count, sem="relaxed")
-        if start + count <= cap:
-            word = start * 1024 + count
-            base = line.to(tl.int64) * cap + start
-            raw = p.to(tl.int32, bitcast=True)
-            most = tl.max((kept + (kept >> 16) + (kept >> 32) + (kept >> 48)).to(tl.int32) & 0xFFFF)
-            left = mine
-            for _ in range(most):
-                low = left & -left
-                at = tl.maximum((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, 0)
-                of = at >> 2
-                before = (mine & (low - 1)) >> (of * 4)
-                rank = ((place >> (of * 16).to(tl.int64)) & 0xFFFF) + before - (before >> 1) - (before >> 2)
-                value = tl.sum(tl.sum(tl.where(bit == low[None, :, None], raw, 0), 2), 0)
-                hit = low != 0
-                tl.store(list_p + base + rank, value.to(tl.float32, bitcast=True), mask=hit)
-                tl.store(list_offset + base + rank, (of * (LANES * 4) + lane * 4 + (at & 3)).to(tl.int16), mask=hit)
-                left = left & (left - 1)
-        else:
-            tl.store(overflow + row, 1)
-    tl.store(words + row * tiles + tile, word)
+        second = total & 0xFF
+        third = second + ((total >> 8) & 0xFF)
+        fourth = third + ((total >> 16) & 0xFF)
+        count = fourth + ((total >> 24) & 0xFF)
+        mask = 0xFF
+    else:
+        count = tl.sum(kept)
+        second = 0
+        third = 0
+        fourth = 0
+        mask = 0xFFFF
+    line = row * lists + tile % lists
+    start = tl.atomic_add(heads + line * SPREAD, count, sem="relaxed")
+    place = tl.cumsum(kept) - kept
+    most = tl.max((kept + (kept >> 8) + (kept >> 16) + (kept >> 24)) & 0xFF)
+    weight = 1 << (tl.arange(0, GROUPS)[:, None, None] * 4 + tl.arange(0, 4)[None, None, :])
+    raw = p.to(tl.int32, bitcast=True)
+    fits = start + count <= cap
+    if fits:
+        list_p += line.to(tl.int64) * cap + start
+        list_offset += line.to(tl.int64) * cap + start
+        left = mine
+        for _ in range(most):
+            low = left & -left
+            at = tl.maximum((low.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127, 0)
+            of = at >> 2
+            before = (mine & (low - 1)) >> (of * 4)
+            ahead = tl.where(of < 2, tl.where(of == 0, 0, second), tl.where(of == 2, third, fourth))
+            rank = ahead + ((place >> (of * 8)) & mask) + before - (before >> 1) - (before >> 2)
+            value = tl.sum(tl.sum(tl.where(weight == low[None, :, None], raw, 0), 2), 0)
+            hit = low != 0
+            tl.store(list_p + rank, value.to(tl.float32, bitcast=True), mask=hit)
+            tl.store(list_offset + rank, (of * (LANES * 4) + lane * 4 + (at & 3)).to(tl.int16), mask=hit)
+            left = left & (left - 1)
+    else:
+        tl.store(overflow + row, 1)
+    tl.store(words + row * tiles + tile, tl.where(fits, start * 1024 + count, 0))
+    return fits
 
 
 @triton.jit
@@ -117,9 +133,13 @@ def sieve(
     grad, memory, grad_stride, memory_stride, n, decay, gain, floor,
     bounds, floors, heads, words, list_p, list_offset, overflow, nonfinite, moments,
     segments, lists, cap, tiles,
-    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr, ALIGN: tl.constexpr, GROUPS: tl.constexpr,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr, TAKE: tl.constexpr, WIRE: tl.constexpr,
+    LIMIT: tl.constexpr, ALIGN: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """memory = p, and the candidates (key > floor) to the lists: the one pass over everything."""
+    """memory = p, and the candidates (key > floor) to the lists: the one pass over everything.
+
+    TAKE: every candidate is sent, so the memory keeps its rounding only.
+    """
     tile = tl.program_id(0)
     row = tl.program_id(1)
     grad += tl.multiple_of(row.to(tl.int64) * grad_stride, ALIGN)
@@ -144,21 +164,33 @@ def sieve(
             wide = p.to(tl.float64)
             for s in range(first, last + 1):
                 part = tl.where((index >= tl.load(bounds + s)) & (index < tl.load(bounds + s + 1)), wide, 0.0)
-                sums = moments + ((row * segments + s) * REPLICAS + tile % REPLICAS) * 2
+                sums = moments + ((row * segments + s) * REPLICAS + tile % REPLICAS) * 4
                 tl.atomic_add(sums, tl.sum(part), sem="relaxed")
                 tl.atomic_add(sums + 1, tl.sum(part * part), sem="relaxed")
     else:
         keep = (key > floor) & inside
+    mine = hits(keep, GROUPS)
+    some = tl.max(mine) != 0
     finite = key < INFINITE
     bad = tl.sum((finite ^ True).to(tl.int32))
     if bad > 0:
         tl.atomic_add(nonfinite + row, bad, sem="relaxed")
-    left = tl.where(finite, p, m)
+    stay = tl.where(finite, p, m)
+    left = stay
+    if TAKE:  # noqa: SIM102 - a constant, then a value
+        if some:
+            left = tl.where(keep & finite, p - on_the_wire(p, WIRE, LIMIT).to(tl.float32), stay)
     if whole:
         tl.store(memory + index, left)
     else:
         tl.store(memory + index, left, mask=inside)
-    collect(p, keep, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS)
+    if some:
+        fits = collect(p, mine, tile, row, heads, words, list_p, list_offset, overflow, lists, cap, tiles, GROUPS)
+        if TAKE:  # noqa: SIM102
+            if fits ^ True:
+                tl.store(memory + index, stay, mask=inside)
+    else:
+        tl.store(words + row * tiles + tile, 0)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -191,9 +223,26 @@ def resieve(
                     first = segment_of(bounds, tile * TILE, segments, STEPS)
                     last = segment_of(bounds, end - 1, segments, STEPS)
                     keep = (key_of(p) > tile_floors(floors, bounds, index, first, last, row, segments)) & inside
-                    collect(
-                        p, keep, tile, row, heads, words, list_p, list_offset, overflow_again, lists, cap, tiles, 4
-                    )  # fmt: skip
+                    mine = hits(keep, 4)
+                    if tl.max(mine) != 0:
+                        collect(
+                            p, mine, tile, row, heads, words, list_p, list_offset, overflow_again, lists, cap, tiles, 4
+                        )
+                    else:
+                        tl.store(words + row * tiles + tile, 0)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def untake(memory, memory_stride, words, list_p, list_offset, dense, lists, cap, tiles):
+    """Make the memory of dense rows hold p again where it was taken."""
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    if tl.load(dense + row) != 0:
+        tile, start, size = block_words(words, row, block, tiles)
+        for i in range(0, tl.max(size), 4):
+            p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, 4)
+            at = memory + row.to(tl.int64) * memory_stride + index
+            tl.store(at, p, mask=there & (key_of(p) < INFINITE))
 
 
 @triton.jit
@@ -219,9 +268,9 @@ def block_words(words, row, block, tiles):
 
 
 @triton.jit
-def entries(list_p, list_offset, row, tile, start, count, i, lists, cap):
-    """Candidates i to i + 3 of each tile: p, coordinate, and which there are."""
-    j = i + tl.arange(0, 4)[None, :]
+def entries(list_p, list_offset, row, tile, start, count, i, lists, cap, WIDE: tl.constexpr):
+    """Candidates i to i + WIDE of each tile: p, coordinate, and which there are."""
+    j = i + tl.arange(0, WIDE)[None, :]
     there = j < count[:, None]
     at = ((row * lists + tile % lists).to(tl.int64) * cap + start)[:, None] + j
     p = tl.load(list_p + at, mask=there, other=0.0)
@@ -233,7 +282,7 @@ def count(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
     bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
     segments, lists, cap, tiles, blocks,
-    STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """How many are chosen in each block, and in each group of 128 blocks."""
     block = tl.program_id(0)
@@ -253,8 +302,8 @@ def count(
     else:
         tile, start, size = block_words(words, row, block, tiles)
         if SEGMENTED:
-            for i in range(0, tl.max(size), 4):
-                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+            for i in range(0, tl.max(size), WIDE):
+                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, WIDE)
                 index = tl.where(there, index, 0)
                 hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
                 found += tl.sum(hit.to(tl.int32))
@@ -277,13 +326,17 @@ def on_the_wire(p, kind: tl.constexpr, LIMIT: tl.constexpr):
 
 
 @triton.jit
-def put(p, index, hit, slot, memory, offsets, values, slots, LIMIT: tl.constexpr):
+def put(p, index, hit, slot, memory, offsets, values, slots, LIMIT: tl.constexpr, TAKEN: tl.constexpr):
     """Send p from this slot, as far as there are slots, and leave the rounding in the memory."""
-    hit = hit & (slot < slots)
+    room = hit & (slot < slots)
     sent = on_the_wire(p, values.dtype.element_ty, LIMIT)
-    tl.store(values + slot, sent, mask=hit)
-    tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=hit)
-    tl.store(memory + index, p - sent.to(tl.float32), mask=hit & (key_of(p) < INFINITE))
+    tl.store(values + slot, sent, mask=room)
+    tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=room)
+    finite = key_of(p) < INFINITE
+    if TAKEN:
+        tl.store(memory + index, p, mask=hit & (slot >= slots) & finite)
+    else:
+        tl.store(memory + index, p - sent.to(tl.float32), mask=room & finite)
 
 
 @triton.jit
@@ -303,9 +356,12 @@ def pack(
     counts, offsets, values, wanted, nonfinite_out,
     counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     segments, lists, cap, tiles, blocks,
-    LIMIT: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+    LIMIT: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr, WIDE: tl.constexpr, TAKEN: tl.constexpr,
 ):  # fmt: skip
-    """The chosen of one block into their slots, in index order; the memory keeps what is not sent."""
+    """The chosen of one block into their slots, in index order; the memory keeps what is not sent.
+
+    TAKEN: it already does, unless there is no slot.
+    """
     block = tl.program_id(0)
     row = tl.program_id(1)
     before, mine, total = chosen_before(chosen_LB, supers, row, block, blocks)
@@ -313,7 +369,7 @@ def pack(
     if block == 0:
         tl.store(wanted + row * wanted_stride, total)
         tl.store(nonfinite_out + row * bad_stride, tl.load(nonfinite + row))
-    if (mine > 0) & (before < slots) & (tl.load(dense + row) == 0):
+    if (mine > 0) & ((before < slots) | TAKEN) & (tl.load(dense + row) == 0):
         memory += row.to(tl.int64) * memory_stride
         offsets += row.to(tl.int64) * offsets_stride
         values += row.to(tl.int64) * values_stride
@@ -322,19 +378,19 @@ def pack(
         taken = size
         if SEGMENTED:
             taken = size * 0
-            for i in range(0, most, 4):
-                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+            for i in range(0, most, WIDE):
+                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, WIDE)
                 index = tl.where(there, index, 0)
                 hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & there
                 taken += tl.sum(hit.to(tl.int32), 1)
         slot = before + tl.cumsum(taken) - taken
-        for i in range(0, most, 4):
-            p, index, hit = entries(list_p, list_offset, row, tile, start, size, i, lists, cap)
+        for i in range(0, most, WIDE):
+            p, index, hit = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, WIDE)
             if SEGMENTED:
                 index = tl.where(hit, index, 0)
                 hit &= chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED)
             one = hit.to(tl.int32)
-            put(p, index, hit, slot[:, None] + tl.cumsum(one, 1) - one, memory, offsets, values, slots, LIMIT)
+            put(p, index, hit, slot[:, None] + tl.cumsum(one, 1) - one, memory, offsets, values, slots, LIMIT, TAKEN)
             slot += tl.sum(one, 1)
 
 
@@ -364,7 +420,7 @@ def pack_dense(
                         chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
                     )
                     one = hit.to(tl.int32)
-                    put(p, index, hit, before + tl.cumsum(one) - one, memory, offsets, values, slots, LIMIT)
+                    put(p, index, hit, before + tl.cumsum(one) - one, memory, offsets, values, slots, LIMIT, False)
                     before += tl.sum(one)
 
 
@@ -385,7 +441,7 @@ def place(
     p = reload(memory, grad, index, hit, decay, gain, bad)
     offsets += row.to(tl.int64) * offsets_stride
     values += row.to(tl.int64) * values_stride
-    put(p, index, hit, slot, memory, offsets, values, slots, LIMIT)
+    put(p, index, hit, slot, memory, offsets, values, slots, LIMIT, False)
     if tl.program_id(0) == 0:
         tl.store(wanted + row * wanted_stride, kept)
         tl.store(nonfinite_out + row * bad_stride, bad)
@@ -588,40 +644,65 @@ def misplaced(
 @triton.jit(do_not_specialize=PLAIN)
 def decode(
     counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, quotients,
-    quotients_stride, workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
+    quotients_stride, workers, n, divisor, blocks, DIVIDE: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Onto zeros: one program owns one block and walks the workers in rank order, so the sum is the same everywhere.
+    """A program owns a part of a block and walks the workers in rank order, so the sum is the same everywhere.
 
-    Only what was sent is divided: all quotients are formed before the first is written, since workers that
-    sent the same coordinate share it.
+    It zeroes its part just before, while that is in the cache. Only what was sent is divided: all quotients are
+    formed before the first is written, since workers that sent the same coordinate share it.
     """
-    block = tl.program_id(0)
-    blocks = tl.num_programs(0)
-    room = n - block * 65536
+    block = tl.program_id(0) // (65536 // PART)
+    low = tl.program_id(0) % (65536 // PART) * PART
+    high = tl.minimum(n - block * 65536, low + PART)
     out += block.to(tl.int64) * 65536
-    for w in range(workers):
-        start, size = share(counts, ends, counts_stride, w, block, blocks)
-        for i in range(0, size, WIDTH):
-            j = i + tl.arange(0, WIDTH)
-            at, hit = arrived(offsets, offsets_stride, w, start + j, j < size, slots, room)
-            value = tl.load(values + tl.cast(w, tl.int64) * values_stride + start + j, mask=hit, other=0.0)
-            tl.store(out + at, tl.load(out + at, mask=hit, other=0.0) + value.to(tl.float32), mask=hit)
-        tl.debug_barrier()
-    if DIVIDE:
-        for writing in tl.static_range(2):
-            for first in range(0, workers, 8):
-                some = first + tl.arange(0, 8)
-                there = some < workers
-                sizes = tl.minimum(tl.load(counts + some * counts_stride + block, mask=there, other=0), 65536)
-                starts = (tl.load(ends + some * blocks + block, mask=there, other=0) - sizes)[:, None]
-                for i in range(0, tl.max(sizes), 32):
-                    slot = starts + i + tl.arange(0, 32)[None, :]
-                    within = i + tl.arange(0, 32)[None, :] < sizes[:, None]
-                    at, hit = arrived(offsets, offsets_stride, some[:, None], slot, within, slots, room)
-                    quotient = quotients + some.to(tl.int64)[:, None] * quotients_stride + slot
-                    if writing == 0:
-                        total = tl.load(out + at, mask=hit, other=0.0)
-                        tl.store(quotient, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)
-                    else:
-                        tl.store(out + at, tl.load(quotient, mask=hit, other=0.0), mask=hit)
+    if low + PART <= high:
+        tl.store(out + low + tl.arange(0, PART), tl.zeros([PART], tl.float32))
+    else:
+        tl.store(out + low + tl.arange(0, PART), tl.zeros([PART], tl.float32), mask=low + tl.arange(0, PART) < high)
+    some = tl.arange(0, 8)
+    sizes = tl.load(counts + some * counts_stride + block, mask=some < workers, other=0)
+    starts = (tl.load(ends + some * blocks + block, mask=some < workers, other=0) - sizes)[:, None]
+    if (workers <= 8) & (tl.max(sizes) <= WIDTH):  # all at once in registers
+        j = tl.arange(0, WIDTH)[None, :]
+        at, hit = arrived(offsets, offsets_stride, some[:, None], starts + j, j < sizes[:, None], slots, high)
+        hit &= at >= low
+        at = tl.where(hit, at, low)
+        value = tl.load(values + some.to(tl.int64)[:, None] * values_stride + starts + j, mask=hit, other=0.0)
+        value = value.to(tl.float32)
+        for w in range(workers):
             tl.debug_barrier()
+            turn = hit & (some[:, None] == w)
+            tl.store(out + at, tl.load(out + at, mask=turn, other=0.0) + value, mask=turn)
+        if DIVIDE:
+            tl.debug_barrier()
+            total = tl.load(out + at, mask=hit, other=0.0)
+            tl.debug_barrier()
+            tl.store(out + at, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)
+    else:
+        for w in range(workers):
+            tl.debug_barrier()
+            start, size = share(counts, ends, counts_stride, w, block, blocks)
+            for i in range(0, size, WIDTH):
+                slot = start + i + tl.arange(0, WIDTH)
+                within = i + tl.arange(0, WIDTH) < size
+                position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
+                mine &= position >= low
+                more = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=mine, other=0.0)
+                old = tl.load(out + position, mask=mine, other=0.0)
+                tl.store(out + position, old + more.to(tl.float32), mask=mine)
+        if DIVIDE:
+            for writing in tl.static_range(2):
+                tl.debug_barrier()
+                for w in range(workers):
+                    start, size = share(counts, ends, counts_stride, w, block, blocks)
+                    for i in range(0, size, WIDTH):
+                        slot = start + i + tl.arange(0, WIDTH)
+                        within = i + tl.arange(0, WIDTH) < size
+                        position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
+                        mine &= position >= low
+                        quotient = quotients + tl.cast(w, tl.int64) * quotients_stride + slot
+                        if writing == 0:
+                            old = tl.load(out + position, mask=mine, other=0.0)
+                            tl.store(quotient, tl.div_rn(old, tl.zeros_like(old) + divisor), mask=mine)
+                        else:
+                            tl.store(out + position, tl.load(quotient, mask=mine, other=0.0), mask=mine)

@@ -10,6 +10,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from gradsieve.ops import reference
@@ -17,10 +18,11 @@ from gradsieve.ops import triton_kernels as kernels
 from gradsieve.ops import triton_select as finding
 from gradsieve.types import Pending, Segments, Sparse
 
-TILE, SUPERS, SPREAD, REPLICAS, BINS = 512, 256, 8, 32, 2048
+TILE, SUPERS, SPREAD, REPLICAS, BINS = 512, 256, 8, 64, 2048
 NOTHING = 0x7FFFFFFF
-GROUPS = 4  # runs of 4 neighbours that a thread of the sieve holds
-PACK_WARPS = 4
+MAXNREG = 64
+RESIDENT = 4  # programs of 128 threads and 128 registers a processor
+WIRE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SMALL = 2048  # a segment of this size goes whole to the candidates: its k-th value moves too much to predict
 PROGRAMS = 1024  # of a kernel that walks blocks, and mostly finds its gate shut
 PRECISE = {"enable_fp_fusion": False}  # decay * memory + gain * grad rounds twice, as in the reference
@@ -38,6 +40,20 @@ def steps(segments: int) -> int:
 def stride(tensor: Tensor) -> int:
     """From row to row; 0 for a single row, which keeps its alignment known whatever its length."""
     return tensor.stride(0) if tensor.shape[0] > 1 else 0
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+
+
+def programs(device: torch.device, jobs: int) -> int:
+    """Of a kernel whose programs wait for each other: no more than run at once (one in the interpreter)."""
+    return max(min(jobs, RESIDENT * processors(device)), 1)
+
+
+def together(device: torch.device) -> dict[str, Any]:
+    return {"launch_cooperative_grid": True, "maxnreg": 128} if device.type == "cuda" else {}
 
 
 def row_strides(into: Sparse) -> tuple[int, ...]:
@@ -239,7 +255,7 @@ class Work:
 
     @cached_property
     def moments(self) -> Tensor:
-        return torch.zeros(self.workers, self.segments, REPLICAS, 2, dtype=torch.float64, device=self.device)
+        return torch.zeros(self.workers, self.segments, REPLICAS, 4, dtype=torch.float64, device=self.device)
 
     def counters(self, name: str, count: int) -> Tensor:
         if name not in self.named:
@@ -276,126 +292,114 @@ class Work:
     def sizes(self) -> tuple[int, int, int, int]:
         return self.segments, self.lists, self.cap, self.tiles
 
-    def sieve(self, floor: int = 0, floors_LS: Tensor | None = None, moments: Tensor | None = None) -> None:
+    def sieve(
+        self, floor: int = 0, floors_LS: Tensor | None = None, moments: Tensor | None = None, take: bool = False
+    ) -> None:
         none = self.zeros
         kernels.sieve[(self.tiles, self.workers)](
             *self.formula, floor, self.bounds_S, none if floors_LS is None else floors_LS, self.heads("heads"),
-            *self.found_lists, self.flags("overflow"), self.flags("nonfinite"), none if moments is None else moments,
+            *self.found_lists, self.overflows, self.flags("nonfinite"), none if moments is None else moments,
             *self.sizes, STEPS=steps(self.segments), SEGMENTED=floors_LS is not None, MOMENTS=moments is not None,
-            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), GROUPS=GROUPS, num_warps=4 // GROUPS, **PRECISE,
+            TAKE=take, WIRE=WIRE[self.pending.values], LIMIT=torch.finfo(self.pending.values).max,
+            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), GROUPS=4, num_warps=1, maxnreg=MAXNREG, **PRECISE,
         )  # fmt: skip
 
     def resieve(self, gate: Tensor) -> None:
         kernels.resieve[(min(self.tiles, 4 * PROGRAMS), self.workers)](
             *self.formula, self.bounds_S, self.ints("floors_again"), self.ints("short"), self.heads("heads"),
-            self.heads("heads_again"), *self.found_lists, self.flags("overflow"), self.flags("overflow_again"),
+            self.heads("heads_again"), *self.found_lists, self.overflows,
+            self.overflows[self.workers :],
             self.flags("nonfinite"), gate, *self.sizes, STEPS=steps(self.segments), num_warps=1, **PRECISE,
-        )  # fmt: skip
-
-    def sample(self, sampling: Sampling, firsts_S: Tensor, gate: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The keys of the sample, and the segments' bounds among them."""
-        keys = torch.empty(self.workers, sampling.samples, dtype=torch.int32, device=self.device)
-        finding.sample[(min(cdiv(sampling.samples, 256), PROGRAMS), self.workers)](
-            *self.sources, self.pending.decay, self.pending.gain, self.bounds_S, sampling.sampled_S, firsts_S,
-            sampling.strides_S, keys, self.flags("nonfinite"), self.zeros if gate is None else gate, sampling.samples,
-            self.segments, STEPS=steps(self.segments), GATED=gate is not None, WIDTH=256, **PRECISE,
-        )  # fmt: skip
-        return keys, sampling.sampled_S
-
-    def tally(
-        self,
-        level: int,
-        choice: Choice,
-        dense_L: Tensor,
-        floors_LS: Tensor,
-        gate: Tensor | None = None,
-        sample: tuple[Tensor, Tensor] | None = None,
-    ) -> None:
-        formula, bounds_S, span = self.formula, self.bounds_S, 128 * TILE
-        if sample is not None:
-            keys, bounds_S = sample
-            formula = (keys, keys, stride(keys), stride(keys), keys.shape[1], 1.0, 1.0)
-            span = 2048
-        blocks = cdiv(formula[4], span)
-        finding.tally[(min(blocks, PROGRAMS), self.workers)](
-            *formula, bounds_S, *self.found_lists, dense_L, self.flags("nonfinite"),
-            self.zeros if gate is None else gate, floors_LS, choice.states_LS, choice.bases_LS, choice.shifts_LS,
-            choice.limits_LS, self.histogram, *self.sizes, blocks, LEVEL=level, STEPS=steps(self.segments),
-            GATED=gate is not None, SAMPLE=sample is not None, SPAN=span, **PRECISE,
         )  # fmt: skip
 
     @property
     def histogram(self) -> Tensor:
         return self.counters("histogram", self.workers * self.segments * BINS)
 
-    def narrow(
-        self,
-        level: int,
-        choice: Choice,
-        wants_S: Tensor,
-        dense_L: Tensor,
-        floors_LS: Tensor,
-        mode: int = finding.SELECT,
-        gate: Tensor | None = None,
-        overflow: str = "none",
-        failed: str = "ignored",
-    ) -> None:
-        finding.narrow[(self.segments, self.workers)](
-            self.histogram, wants_S, choice.need_LS, choice.states_LS, choice.bases_LS, choice.shifts_LS,
+    @property
+    def rows(self) -> int:
+        return 1 << (self.workers - 1).bit_length()
+
+    def rounds(self) -> tuple[dict[str, Any], Tensor]:
+        """How to launch programs that wait for each other, and what they count their arrivals in."""
+        return together(self.device), self.counters(f"arrivals{self.used}", 1)
+
+    def choose(self, phases: range, wants_S: Tensor, gates: Tensor, dense_L: Tensor, floors_LS: Tensor) -> None:
+        """Phases of ``triton_select.choose``."""
+        launch, arrivals = self.rounds()
+        choice = self.choice
+        finding.choose[(programs(self.device, self.blocks * self.workers),)](
+            *self.formula, self.bounds_S, *self.found_lists, self.flags("nonfinite"), dense_L, self.overflows,
+            gates, arrivals, wants_S, choice.need_LS, choice.states_LS, choice.bases_LS, choice.shifts_LS,
             choice.limits_LS, choice.ages_LS, self.ints("seen"), self.ints("short"), floors_LS,
-            self.ints("floors_again"), dense_L, self.flags(overflow), self.zeros if gate is None else gate,
-            self.flags(failed), self.flags(f"level{level + 1}"), self.flags("level3"), self.segments,
-            LEVEL=level, MODE=mode, GATED=gate is not None,
+            self.ints("floors_again"), self.histogram, self.workers, *self.sizes, self.blocks, phases.start,
+            phases.stop - 1, STEPS=steps(self.segments), ROWS=self.rows, **launch, **PRECISE,
         )  # fmt: skip
 
-    def select(self, level: int, wants_S: Tensor, dense_L: Tensor, floors_LS: Tensor, **more: Any) -> None:
-        """One level of the choice: the histogram, and the bin to go into."""
-        self.tally(level, self.choice, dense_L, floors_LS, more.get("gate"))
-        self.narrow(level, self.choice, wants_S, dense_L, floors_LS, **more)
+    @property
+    def overflows(self) -> Tensor:
+        """Whether a list was full: at first, and when the candidates were gathered again."""
+        return self.counters("overflows", 2 * self.workers)
 
-    def descend(self, wants_S: Tensor, dense_L: Tensor, floors_LS: Tensor) -> None:
-        """Levels 1 to 5 of the choice, each only for rows in which one before left something open."""
-        for level in range(1, 6):
-            self.select(level, wants_S, dense_L, floors_LS, gate=self.flags(f"level{level}"))
-
-    def trial(self, turn: int, floors_LS: Tensor) -> tuple[Tensor, ...]:
-        """Where a proposed threshold and its consequences for the next count go."""
-        return (
-            self.bracket_LS, self.choice.limits_LS, self.choice.ages_LS, floors_LS, self.flags("overflow"),
-            self.flags(f"dense{turn}"), self.flags(f"gate{turn}"),
+    def estimate(
+        self, sampling: Sampling, firsts_S: Tensor, wants_S: Tensor, floors_LS: Tensor, gate: Tensor | None = None
+    ) -> Choice:
+        """From a sample: floors for the gated rows, or without a gate the values of the wanted ranks."""
+        keys = torch.empty(self.workers, sampling.samples, dtype=torch.int32, device=self.device)
+        open_L = self.zeros if gate is None else gate
+        search = {"STEPS": steps(self.segments), "GATED": gate is not None}
+        finding.sample[(min(cdiv(sampling.samples, 256), PROGRAMS), self.workers)](
+            *self.sources, self.pending.decay, self.pending.gain, self.bounds_S, sampling.sampled_S, firsts_S,
+            sampling.strides_S, keys, self.flags("nonfinite"), open_L, sampling.samples, self.segments, WIDTH=256,
+            **search, **PRECISE,
         )  # fmt: skip
-
-    def above(self, turn: int) -> None:
-        finding.above[(min(self.blocks, 2 * PROGRAMS), self.workers)](
-            *self.formula, self.bounds_S, *self.found_lists, self.flags(f"dense{turn}"), self.flags("nonfinite"),
-            self.flags(f"gate{turn}"), self.choice.limits_LS, self.ints("found"), *self.sizes, self.blocks,
-            STEPS=steps(self.segments), **PRECISE,
+        launch, arrivals = self.rounds()
+        choice = self.new_choice()
+        blocks = cdiv(sampling.samples, 2048)
+        finding.estimate[(programs(self.device, blocks * self.workers),)](
+            keys, sampling.samples, sampling.sampled_S, open_L, arrivals, wants_S, choice.need_LS, choice.states_LS,
+            choice.bases_LS, choice.shifts_LS, choice.limits_LS, self.ints("short"), floors_LS,
+            self.ints("floors_again"), self.histogram, self.workers, self.segments, blocks,
+            LEVELS=3 if gate is None else 2, MODE=finding.RANK if gate is None else finding.ESTIMATE, ROWS=self.rows,
+            **search, **launch, **PRECISE,
         )  # fmt: skip
+        return choice
 
-    def refine(self, wants_S: Tensor, bands: Tensor, floors_LS: Tensor) -> Tensor:
+    def trial(self, floors_LS: Tensor) -> tuple[Tensor, ...]:
+        """Where the first threshold goes, and what it means for the first count."""
+        dense, gates = self.counters("lacking", 5 * self.workers), self.counters("turns", 5 * self.workers)
+        return self.bracket_LS, self.choice.limits_LS, self.choice.ages_LS, floors_LS, self.overflows, dense, gates
+
+    def settle(self, wants_S: Tensor, bands: Tensor, floors_LS: Tensor, recount: bool = False) -> Tensor:
         """``reference.refine`` of every segment; returns which rows' lists lack something that is chosen."""
-        for turn in range(4):
-            self.above(turn)
-            bracket_LS, *rest = self.trial(turn + 1, floors_LS)
-            finding.refine[(self.segments, self.workers)](
-                self.ints("found"), bands, wants_S, bracket_LS, self.choice.states_LS, *rest, self.segments,
-                FIRST=turn == 0, LAST=turn == 3, num_warps=1, **PRECISE,
-            )  # fmt: skip
-        return self.flags("dense4")
+        launch, arrivals = self.rounds()
+        bracket_LS, limits_LS, ages_LS, _, overflow, dense, gates = self.trial(floors_LS)
+        finding.settle[(programs(self.device, self.blocks * self.workers),)](
+            *self.formula, self.bounds_S, *self.found_lists, self.flags("nonfinite"), overflow, dense, gates, arrivals,
+            self.ints("found"), bands, wants_S, bracket_LS, self.choice.states_LS, limits_LS, ages_LS, floors_LS,
+            self.workers, *self.sizes, self.blocks, STEPS=steps(self.segments), ROWS=self.rows, RECOUNT=recount,
+            **launch, **PRECISE,
+        )  # fmt: skip
+        return dense[4 * self.workers :]
 
     def send(self, dense_L: Tensor, floor: int | None = None) -> Sparse:
-        """Pack what is chosen, by one floor or by the segments' limits."""
+        """Pack what is chosen: the segments' choices, or all that a sieve with this floor took."""
         chosen_LB = torch.empty(self.workers, self.blocks, dtype=torch.int32, device=self.device)
         supers, nonfinite_L = self.counters("supers", self.workers * SUPERS), self.flags("nonfinite")
+        grid = (self.blocks, self.workers)
+        memory = self.pending.memory_Ln, stride(self.pending.memory_Ln)
         segmented = floor is None
         rule = (
             0 if segmented else floor, self.bounds_S, self.choice.limits_LS if segmented else self.zeros,
             self.choice.ages_LS if segmented else self.zeros,
         )  # fmt: skip
         search = {"STEPS": steps(self.segments), "SEGMENTED": segmented}
-        kernels.count[(self.blocks, self.workers)](
+        wide = {"WIDE": 4 if self.lists * self.cap < self.n // 64 else 8}
+        if not segmented:
+            kernels.untake[grid](*memory, *self.found_lists, dense_L, *self.sizes[1:])
+        kernels.count[grid](
             *self.formula, *rule, *self.found_lists, dense_L, nonfinite_L, chosen_LB, supers, *self.sizes, self.blocks,
-            **search, **PRECISE,
+            **search, **wide, **PRECISE,
         )  # fmt: skip
         into = self.pending.into
         if into is None:
@@ -403,10 +407,10 @@ class Work:
             into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
         search["LIMIT"] = torch.finfo(into.values_LK.dtype).max
         strides = row_strides(into)
-        kernels.pack[(self.blocks, self.workers)](
-            self.pending.memory_Ln, stride(self.pending.memory_Ln), *rule, *self.found_lists, dense_L, nonfinite_L,
-            chosen_LB, supers, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
-            *strides, into.slots, *self.sizes, self.blocks, num_warps=PACK_WARPS, **search, **PRECISE,
+        kernels.pack[grid](
+            *memory, *rule, *self.found_lists, dense_L, nonfinite_L, chosen_LB, supers, into.counts_LB,
+            into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L, *strides, into.slots, *self.sizes,
+            self.blocks, TAKEN=not segmented, **search, **wide, **PRECISE,
         )  # fmt: skip
         kernels.pack_dense[(min(self.blocks, PROGRAMS), self.workers)](
             *self.formula, *rule, dense_L, nonfinite_L, chosen_LB, supers, into.offsets_LK, into.values_LK,

@@ -11,11 +11,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from gradsieve.lab.errors import LabError
+
 NET = "198.18.0"
 SWITCH = "gsv-switch"
 
 
-class NoHosts(RuntimeError):
+class NoHosts(LabError):
     """Why this machine cannot make test hosts."""
 
 

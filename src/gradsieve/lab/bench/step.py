@@ -1,11 +1,9 @@
-"""``gradsieve bench step``: what one DDP step costs under every way to exchange gradients, over links of any speed."""
+"""What one DDP step costs under every way to exchange gradients, over one link."""
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,7 +66,7 @@ def threshold_for(density: float, after: int = 30) -> float:
             pending = Pending(draws(step).unsqueeze(0), memory_Ln, Segments((0, size), (0,)))
             kept = int(ops.of(memory_Ln).threshold(pending, t).wanted_L)
         low, high = (t, high) if kept > density * size else (low, t)
-    return t
+    return float(t)
 
 
 def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
@@ -94,11 +92,3 @@ def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
             )
         )
     return rows
-
-
-def append(rows: Sequence[Row], path: Path) -> None:
-    """Results are appended, never overwritten: machine and date stand in each row."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(asdict(row)) + "\n")

@@ -7,10 +7,28 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
+from gradsieve.lab.errors import LabError
 
 PEERS = ("no exchange", "dense", "fp16 hook", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4")
 
+AUTO = "threshold:auto"
+VALUES = ("float32", "bfloat16", "float16")
+
 Install = Callable[[DistributedDataParallel], object]
+
+
+def check(name: str) -> None:
+    """A way that can be taken, or an error that lists what can."""
+    text, _, values = name.partition(" ")
+    if name in PEERS or text == AUTO:
+        return
+    try:
+        gs.parse(text)
+        known = values in ("", *VALUES)
+    except ValueError:
+        known = False
+    if not known:
+        raise LabError(f"way takes {', '.join(PEERS)}, {AUTO}, or a rule such as topk:0.001, not {name!r}")
 
 
 def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
@@ -31,5 +49,5 @@ def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], I
         # several buckets crash PowerSGD over gloo: it gets one
         return {"bucket_cap_mb": 1000}, lambda ddp: ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     text, _, values = name.partition(" ")
-    rule = gs.HardThreshold(threshold) if text == "threshold:auto" and threshold is not None else gs.parse(text)
+    rule = gs.HardThreshold(threshold) if text == AUTO and threshold is not None else gs.parse(text)
     return {}, lambda ddp: gs.attach(ddp, rule, values=values or "bfloat16", meter=gs.Meter(error=False))

@@ -1,0 +1,135 @@
+"""``gradsieve bench step``: every way to exchange gradients, over links of several speeds, as a table and a plot."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.table import Table
+
+from gradsieve.lab.bench.start import links
+from gradsieve.lab.bench.step import OURS, Row, measure
+from gradsieve.lab.bench.ways import PEERS, check
+from gradsieve.lab.errors import LabError
+
+LINKS = ("unshaped", "1gbit", "100mbit", "10mbit")
+
+
+def run(
+    workers: Sequence[int],
+    wanted: Sequence[str],
+    out: Path,
+    tell: Callable[[str], None],
+    *,
+    ways: Sequence[str] = (*PEERS, *OURS),
+    rounds: int = 8,
+    seconds: float = 20.0,
+) -> list[Row]:
+    """Measure all ways for each number of workers over each link; rows are appended to ``out`` as they come."""
+    for link in wanted:
+        if not re.fullmatch(r"loopback|unshaped|\d+(\.\d+)?[mg]bit", link):
+            raise LabError(f"link takes loopback, unshaped, or a rate such as 100mbit or 1gbit, not {link!r}")
+    for way in ways:
+        check(way)
+    possible, reason = links(list(wanted))
+    if reason:
+        tell(f"no shaped links here ({reason}); measuring loopback")
+    rows: list[Row] = []
+    for count in workers:
+        for link in possible:
+            tell(f"{count} workers, {link}: {len(ways)} ways")
+            found = measure(count, link, ways, rounds=rounds, seconds=seconds)
+            append(found, out)
+            rows += found
+    return rows
+
+
+def append(rows: Sequence[Row], path: Path) -> None:
+    """Results are appended, never overwritten: machine and date stand in each row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(asdict(row)) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    """The newest row of each way, link and number of workers."""
+    newest: dict[tuple[int, str, str], Row] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    for line in lines:
+        row = Row(**json.loads(line))
+        newest[row.workers, row.link, row.way] = row
+    return list(newest.values())
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """One table for each number of workers and link."""
+    shown = []
+    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
+        table = Table(title=f"{workers} workers, {link}", title_justify="left")
+        for heading in ("way", "ms a step", "quartiles", "kB sent", "density", "x dense", "x no exchange"):
+            table.add_column(heading, justify="left" if heading == "way" else "right")
+        for row in rows:
+            if (row.workers, row.link) == (workers, link):
+                table.add_row(*_cells(row))
+        shown.append(table)
+    return shown
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The same as Markdown, for a document."""
+    parts = []
+    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
+        parts += [f"**{workers} workers, {link}**", ""]
+        parts.append("| way | ms a step | quartiles | kB sent | density | x dense | x no exchange |")
+        parts.append("| --- " + "| ---: " * 6 + "|")
+        chosen = [row for row in rows if (row.workers, row.link) == (workers, link)]
+        parts += ["| " + " | ".join(_cells(row)) + " |" for row in chosen] + [""]
+    return "\n".join(parts)
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers."""
+    from matplotlib.figure import Figure
+
+    counts = list(dict.fromkeys(row.workers for row in rows))
+    reached = list(dict.fromkeys(row.link for row in rows))
+    figure = Figure(figsize=(6 * len(counts), 4.5), layout="constrained")
+    for panel, workers in enumerate(counts):
+        axes = figure.add_subplot(1, len(counts), panel + 1)
+        for way in dict.fromkeys(row.way for row in rows):
+            of_way = {row.link: row for row in rows if row.way == way and row.workers == workers}
+            ours = way not in PEERS
+            axes.plot(
+                [reached.index(link) for link in of_way],
+                [row.ms for row in of_way.values()],
+                marker="o" if ours else "s",
+                linewidth=2.0 if ours else 1.0,
+                linestyle="-" if ours else "--",
+                label=way,
+            )
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(reached)), reached)
+        axes.set_title(f"{workers} workers")
+        axes.set_ylabel("ms a step")
+        axes.grid(alpha=0.3)
+    figure.axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+
+
+def _cells(row: Row) -> list[str]:
+    density = "" if row.density is None else f"{row.density:.2%}"
+    return [
+        row.way,
+        f"{row.ms:.1f}",
+        f"{row.low:.1f} to {row.high:.1f}",
+        f"{row.sent / 1e3:,.1f}",
+        density,
+        f"{row.over_dense:.3f}",
+        f"{row.over_nothing:.2f}",
+    ]
