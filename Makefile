@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/gradsieve/ops/*.c src/gradsieve/ops/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench clean
+.PHONY: help install demo test check bench sanitize clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -28,6 +28,15 @@ check: $(INSTALLED)  ## lint, format, types, and the direction of the imports
 
 bench: $(INSTALLED)  ## time the operators against the floor that memory sets
 	$(BIN)/python benchmarks/ops.py $(ARGS)
+
+sanitize: $(INSTALLED)  ## the op tests on a build of the C kernels that checks addresses and undefined behaviour
+	@mkdir -p build
+	gcc -std=gnu11 -g -O1 -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
+	  -fno-sanitize-recover=undefined -fPIC -shared -pthread src/gradsieve/ops/native.c \
+	  src/gradsieve/ops/native_dense.c -o build/native-sanitized.so -lm
+	LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell gcc -print-file-name=lib$(l).so))" ASAN_OPTIONS=detect_leaks=0 \
+	  OMP_NUM_THREADS=1 GRADSIEVE_NATIVE=$(CURDIR)/build/native-sanitized.so \
+	  $(BIN)/python -m pytest tests/ops -x -k "not triton" -p no:cacheprovider -s
 
 clean:  ## remove .venv, builds, caches and runs
 	rm -rf .venv build dist runs .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

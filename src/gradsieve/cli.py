@@ -143,6 +143,18 @@ def report(directory: Annotated[Path, typer.Argument(help="A directory that hold
 bench = typer.Typer(help="Measure: what an op, a step, a link costs here.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+
+@bench.command(
+    "ops", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
+)
+def bench_ops(context: typer.Context) -> int:
+    """Every op against the floor that memory sets, e.add_(g), and against what peers do."""
+    from gradsieve.lab.bench import ops
+
+    ops.main(context.args)
+    return 0
+
+
 _STEP_HELP = """One DDP step under every way to exchange gradients, over links of several speeds.
 
 The model has ResNet-18's shapes. Links join network namespaces of this machine and are shaped (needs root and
@@ -178,6 +190,58 @@ def bench_step(
         console.print(shown)
     if plot is not None:
         network.plot(network.read(out), plot)
+        print(plot)
+    return 0
+
+
+_ACCURACY_HELP = """Seconds of training until an accuracy is reached over a slow link, for several ways to exchange.
+
+Ours run first; another way is given up after --patience times our best, since then the ratio is told.
+
+[bold]Examples[/bold]
+
+  gradsieve bench accuracy --task digits-wide --link 100mbit --target 0.95
+
+  gradsieve bench accuracy --task cifar-wide --data-dir DIR --link 100mbit --target 0.4 --every 25
+"""
+
+
+@bench.command("accuracy", help=_ACCURACY_HELP)
+def bench_accuracy(
+    task: Annotated[str, typer.Option(help=f"What to train: {', '.join(tasks.names())}.")] = "digits-wide",
+    workers: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 2,
+    link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ...")] = None,
+    target: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy to reach.")] = 0.95,
+    epochs: Annotated[int, typer.Option(min=1, help="The schedule's length, and the most that is trained.")] = 20,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = 10,
+    patience: Annotated[float, typer.Option(min=1.0, help="Times our best before another way is given up.")] = 25.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the shuffling.")] = 0,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
+    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/accuracy.jsonl"),
+    plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+) -> int:
+    from gradsieve.lab.bench import training
+
+    console = Console()
+    tasks.get(task, data_dir=data_dir)  # missing data is said before anything starts
+    rows = training.run(
+        task,
+        link or ["100mbit"],
+        out,
+        lambda text: console.print(text, style="dim"),
+        workers=workers,
+        ways=way or training.WAYS,
+        target=target,
+        epochs=epochs,
+        every=every,
+        patience=patience,
+        seed=seed,
+        data_dir=data_dir,
+    )
+    console.print(training.table(rows))
+    if plot is not None:
+        training.plot(training.read(out), plot)
         print(plot)
     return 0
 

@@ -72,7 +72,7 @@ def sometimes_unused(rank, workers, options, both_TW, grads_TWn, rates):
         ({"exchange": "allgather"}, [1.0] * 50),
         ({"exchange": "allgather", "scope": "global"}, [1.0] * 50),
         ({"exchange": "dense"}, [1.0] * 50),
-        ({"exchange": "allgather", "feedback": "update"}, [0.5 + 0.1 * (t % 4) for t in range(50)]),
+        ({"exchange": "allgather", "feedback": "update"}, [0.97**t for t in range(50)]),
     ],
     ids=["layer", "global", "dense", "update"],
 )

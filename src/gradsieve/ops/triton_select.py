@@ -46,25 +46,28 @@ def everyone(arrivals, turn):
 
 @triton.jit
 def span(floors, bases, shifts, at, everything, level):
-    """Where a level's histogram starts and how wide its bins are, in bits.
+    """Where a level's histogram starts, how wide its bins are and how far it goes, in bits.
 
-    Level 0 starts at the floor, in fine bins over half an octave; without a floor it spans all keys.
+    Level 0 starts at the floor, in fine bins over two octaves; without a floor it spans all keys.
     """
     floor = tl.load(floors + at) + 1
     floor = tl.where(everything | (floor < 0), 0, floor)
     base = tl.where(level % 3 == 0, tl.where(level == 0, floor, 0), tl.load(bases + at))
-    shift = tl.where(level % 3 == 0, tl.where(base == 0, 20, 11), tl.load(shifts + at))
-    return base, shift
+    shift = tl.where(level % 3 == 0, tl.where(base == 0, 20, 13) + 31 * 256, tl.load(shifts + at))
+    return base, shift & 255, shift >> 8
 
 
 @triton.jit
-def ballot(key, age, there, base, shift, limit, state, level):
+def ballot(key, age, there, base, shift, reach, limit, state, level):
     """Which take part in this level's histogram, and in which bin. Levels 0 to 2 split keys, 3 to 5 ages."""
-    value = tl.where(level < 3, key, age)
-    hit = there & tl.where(level < 3, state == OPEN, (state == TIED) & (key == limit))
-    bin = (value - base) >> shift
-    hit &= (level % 3 == 0) | ((value >= base) & (bin < tl.where(level % 3 == 1, BINS, 512)))
-    return hit, tl.minimum(bin, BINS - 1)
+    value = key
+    hit = there & (state == OPEN)
+    if level > 2:
+        value = age
+        hit = there & (state == TIED) & (key == limit)
+    beyond = value - base
+    hit = hit & (beyond >= 0) & ((beyond >> reach) == 0)
+    return hit, tl.minimum(beyond >> shift, BINS - 1)
 
 
 @triton.jit
@@ -85,7 +88,7 @@ def tally_block(
             high = tl.minimum(tl.load(bounds + s + 1).to(tl.int32), stop)
             state = tl.load(states + at)
             limit = tl.load(limits + at)
-            base, shift = span(floors, bases, shifts, at, everything, level)
+            base, shift, reach = span(floors, bases, shifts, at, everything, level)
             votes = tl.zeros([BINS], tl.int32)
             for i in range(tl.maximum(start, begin), high, CHUNK):
                 index = i + tl.arange(0, CHUNK)
@@ -95,7 +98,7 @@ def tally_block(
                     inside &= key >= 0
                 else:
                     key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
-                hit, bin = ballot(key, NEWEST - (index - start), inside, base, shift, limit, state, level)
+                hit, bin = ballot(key, NEWEST - (index - start), inside, base, shift, reach, limit, state, level)
                 votes += tl.histogram(tl.where(hit, bin, 0), BINS, mask=hit)
             tl.atomic_add(histogram + at * BINS + tl.arange(0, BINS), votes, mask=votes > 0, sem="relaxed")
     else:
@@ -106,9 +109,9 @@ def tally_block(
                 s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
                 at = row * segments + s
                 age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
-                base, shift = span(floors, bases, shifts, at, everything, level)
+                base, shift, reach = span(floors, bases, shifts, at, everything, level)
                 limit = tl.load(limits + at)
-                hit, bin = ballot(key_of(p), age, there, base, shift, limit, tl.load(states + at), level)
+                hit, bin = ballot(key_of(p), age, there, base, shift, reach, limit, tl.load(states + at), level)
                 one = tl.full([TILES, 4], 1, tl.int32)
                 tl.atomic_add(histogram + at * BINS + bin, one, mask=hit, sem="relaxed")
 
@@ -126,7 +129,7 @@ def narrow_segment(
         tl.store(histogram + at * BINS + bin, tl.zeros([BINS], tl.int32))
         total = tl.sum(votes)
         wanted = tl.where(level == 0, tl.load(wants + s), tl.load(need + at))
-        base, shift = span(floors, bases, shifts, at, everything, level)
+        base, shift, reach = span(floors, bases, shifts, at, everything, level)
         over = total - tl.cumsum(votes)
         into = (over < wanted) & (over + votes >= wanted)
         inner = tl.sum(tl.where(into, bin, 0))
@@ -165,7 +168,7 @@ def narrow_segment(
             tl.store(states + at, state)
             tl.store(need + at, wanted)
             tl.store(bases + at, edge)
-            tl.store(shifts + at, tl.maximum(shift - 11, 0))
+            tl.store(shifts + at, tl.maximum(shift - 11, 0) + shift * 256)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -193,9 +196,10 @@ def choose(
             for job in range(tl.program_id(0), blocks * workers, tl.num_programs(0)):
                 row = job // blocks
                 if (phase == 0) | (tl.load(gate + row) != 0):
+                    everything = (phase > 1) & (tl.load(dense + row) != 0)
                     tally_block(
                         grad + row.to(tl.int64) * grad_stride, memory + row.to(tl.int64) * memory_stride, n, decay,
-                        gain, bounds, words, list_p, list_offset, tl.load(nonfinite + row), tl.load(dense + row) != 0,
+                        gain, bounds, words, list_p, list_offset, tl.load(nonfinite + row), everything,
                         base_floors, states, bases, shifts, limits, histogram, row, job % blocks,
                         segments, lists, cap, tiles, level, STEPS, False, TILES * TILE,
                     )  # fmt: skip
@@ -204,10 +208,11 @@ def choose(
             for job in range(tl.program_id(0), segments * workers, tl.num_programs(0)):
                 row = job // segments
                 if (phase == 0) | (tl.load(gate + row) != 0):
+                    everything = (phase > 1) & (tl.load(dense + row) != 0)
                     full = tl.load(overflow + phase * workers + row) if phase < 2 else 0
                     narrow_segment(
                         histogram, wants, need, states, bases, shifts, limits, ages, seen, short, base_floors,
-                        floors_again, tl.load(dense + row) != 0, full, gates + (phase + 1) * workers, ahead,
+                        floors_again, everything, full, gates + (phase + 1) * workers, ahead,
                         gates + 5 * workers, row, job % segments, segments, level, phase == 0, SELECT,
                     )  # fmt: skip
             turn = everyone(arrivals, turn)

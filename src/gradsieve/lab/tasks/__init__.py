@@ -8,7 +8,7 @@ from gradsieve.lab.tasks.base import Batch, Evaluation, Recipe, Task
 
 __all__ = ["Batch", "Evaluation", "Recipe", "Task", "get", "names"]
 
-_TASKS = {"cifar": cifar.task, "digits": digits.task}
+_TASKS = {"cifar": cifar.task, "cifar-wide": cifar.wide, "digits": digits.task, "digits-wide": digits.wide}
 
 
 def names() -> list[str]:

@@ -1,6 +1,7 @@
 """CIFAR-10 and a small convolutional net that a CPU can train."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,15 +21,15 @@ def _stage(channels_in: int, channels_out: int) -> list[nn.Module]:
     return [convolution, nn.GroupNorm(8, channels_out), nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def _net() -> nn.Module:
+def _net(hidden: int = 128) -> nn.Module:
     return nn.Sequential(
         *_stage(3, 32),
         *_stage(32, 64),
         *_stage(64, 128),
         nn.Flatten(),
-        nn.Linear(128 * 4 * 4, 128),
+        nn.Linear(128 * 4 * 4, hidden),
         nn.ReLU(),
-        nn.Linear(128, 10),
+        nn.Linear(hidden, 10),
     )
 
 
@@ -47,6 +48,18 @@ def _shift_and_mirror(images: Tensor, generator: torch.Generator) -> Tensor:
     picture = torch.arange(count).view(-1, 1, 1)
     # Two index tensors on either side of a slice put the channel last; it goes back to its place.
     return padded[picture, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def wide(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
+    """CIFAR-10 with a hidden layer of 2,048: 4.3 million parameters, enough gradient for a link to matter."""
+    narrow = task(data_dir=data_dir, cache_dir=cache_dir)
+    return replace(
+        narrow,
+        name="cifar-wide",
+        description="CIFAR-10 (50,000 + 10,000 32x32 images), three convolutions, linear layers of 2,048 and 10",
+        build=lambda: _net(2048),
+        recipe=replace(narrow.recipe, batch_size=8, lr=0.02),
+    )
 
 
 def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:

@@ -1,5 +1,6 @@
 """Handwritten digits: 1,797 real 8x8 images from scikit-learn's own wheel, and a two-hidden-layer net."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,13 +14,23 @@ _SPLIT_SEED = 0
 _TEST_EXAMPLES = 450
 
 
-def _net() -> nn.Module:
+def _net(wide: int = 256, narrow: int = 128) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(64, 256),
+        nn.Linear(64, wide),
         nn.ReLU(),
-        nn.Linear(256, 128),
+        nn.Linear(wide, narrow),
         nn.ReLU(),
-        nn.Linear(128, 10),
+        nn.Linear(narrow, 10),
+    )
+
+
+def wide(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
+    """Digits with a net of 1.1 million parameters: enough gradient for a link to matter."""
+    return replace(
+        task(),
+        name="digits-wide",
+        description="scikit-learn digits (1,797 8x8 images), MLP 64-1024-1024-10",
+        build=lambda: _net(1024, 1024),
     )
 
 

@@ -1,0 +1,163 @@
+"""``gradsieve bench accuracy``: seconds to a given accuracy over a slow link, for every way to exchange gradients."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from gradsieve.lab.bench.machine import machine
+from gradsieve.lab.bench.start import links, run_ranks
+from gradsieve.lab.bench.ways import check
+from gradsieve.lab.errors import LabError
+
+WAYS = ("dense", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "topk:0.01", "threshold:0.02")
+LIMIT = 3600.0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One training: seconds of training (evaluations not counted) until the target, or None where it was given up."""
+
+    date: str
+    machine: str
+    torch: str
+    task: str
+    workers: int
+    link: str
+    way: str
+    seed: int
+    target: float
+    seconds: float | None
+    given_up_after: float
+    steps: int
+    curve: list[list[float]]
+
+
+def run(
+    task: str,
+    wanted: Sequence[str],
+    out: Path,
+    tell: Callable[[str], None],
+    *,
+    workers: int = 2,
+    ways: Sequence[str] = WAYS,
+    target: float = 0.95,
+    epochs: int = 20,
+    every: int = 10,
+    patience: float = 25.0,
+    seed: int = 0,
+    data_dir: Path | None = None,
+) -> list[Arrival]:
+    """Train every way, ours first; a peer is given up after ``patience`` times our best, since then the ratio is told."""
+    for way in ways:
+        check(way)
+    possible, reason = links(list(wanted))
+    if reason:
+        tell(f"no shaped links here ({reason}); measuring loopback")
+    arrivals: list[Arrival] = []
+    for link in possible:
+        best = float("inf")
+        for way in sorted(ways, key=lambda way: (way == "dense", way.startswith("PowerSGD"))):
+            limit = min(LIMIT, patience * best)
+            job = {
+                "task": task,
+                "data_dir": str(data_dir) if data_dir else None,
+                "way": way,
+                "seed": seed,
+                "target": target,
+                "epochs": epochs,
+                "every": every,
+                "seconds": limit,
+            }
+            tell(f"{task}, {workers} workers, {link}: {way}")
+            result = run_ranks("gradsieve.lab.bench.accuracy", job, workers, link, limit=limit + 600)
+            best = min(best, result["seconds"] or best)
+            arrivals.append(
+                Arrival(
+                    date=time.strftime("%Y-%m-%d"),
+                    machine=machine(),
+                    torch=torch.__version__,
+                    task=task,
+                    workers=workers,
+                    link=link,
+                    way=way,
+                    seed=seed,
+                    target=target,
+                    given_up_after=limit,
+                    **result,
+                )
+            )
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(arrivals[-1])) + "\n")
+    return arrivals
+
+
+def read(path: Path) -> list[Arrival]:
+    """The newest training of each task, link and way."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    rows = [Arrival(**json.loads(line)) for line in lines]
+    return list({(row.task, row.link, row.way): row for row in rows}.values())
+
+
+def table(arrivals: Sequence[Arrival]) -> Table:
+    """Seconds to the target, and how many times longer than ours the others take."""
+    shown = Table(title="time to accuracy", title_justify="left")
+    for heading in ("task", "link", "way", "seconds", "steps", "accuracy", "x our best"):
+        shown.add_column(heading, justify="left" if heading in ("task", "link", "way") else "right")
+    for row in arrivals:
+        shown.add_row(*cells(row, arrivals))
+    return shown
+
+
+def markdown(arrivals: Sequence[Arrival]) -> str:
+    """The same as Markdown, for a document."""
+    lines = ["| task | link | way | seconds | steps | accuracy | x our best |", "|" + " --- |" * 3 + " ---: |" * 4]
+    return "\n".join(lines + ["| " + " | ".join(cells(row, arrivals)) + " |" for row in arrivals])
+
+
+def cells(row: Arrival, arrivals: Sequence[Arrival]) -> list[str]:
+    best = min(
+        (
+            other.seconds
+            for other in arrivals
+            if (other.task, other.link) == (row.task, row.link) and ":" in other.way and other.seconds
+        ),
+        default=float("nan"),
+    )
+    spent = row.curve[-1][0] if row.curve else float("nan")
+    seconds = f"{row.seconds:.1f}" if row.seconds else f"not in {spent:.0f}"
+    ratio = f"{row.seconds / best:.1f}" if row.seconds else f"over {spent / best:.0f}"
+    accuracy = f"{row.curve[-1][1]:.1%}" if row.curve else ""
+    return [row.task, row.link, row.way, seconds, str(row.steps), accuracy, ratio]
+
+
+def plot(arrivals: Sequence[Arrival], path: Path) -> None:
+    """Accuracy over seconds of training, a panel for each task and link."""
+    from matplotlib.figure import Figure
+
+    panels = list(dict.fromkeys((row.task, row.link) for row in arrivals))
+    figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
+    for number, (task, link) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), number + 1)
+        for row in arrivals:
+            if (row.task, row.link) == (task, link) and row.curve:
+                seconds, accuracy = zip(*row.curve, strict=True)
+                style = "-" if ":" in row.way else "--"
+                axes.plot(seconds, [100 * a for a in accuracy], style, marker=".", label=row.way)
+        axes.axhline(100 * next(row.target for row in arrivals if row.task == task), color="grey", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xlabel("seconds of training")
+        axes.set_ylabel("test accuracy, %")
+        axes.set_title(f"{task}, {link}")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
