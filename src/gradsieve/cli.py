@@ -178,9 +178,11 @@ def bench_step(
     plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
 ) -> int:
     from gradsieve.lab.bench import network
+    from gradsieve.lab.bench.step import OURS
+    from gradsieve.lab.bench.ways import PEERS
 
     console = Console()
-    ways = way or [*network.PEERS, *network.OURS]
+    ways = way or [*PEERS, *OURS]
 
     def tell(text: str) -> None:
         console.print(text, style="dim")

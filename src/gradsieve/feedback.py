@@ -1,9 +1,9 @@
 """The memory: what was not sent, kept until it is. L workers, n coordinates.
 
-    gradient   p = memory + g                               the memory in gradient units
-    update     p = (lr_before / lr_now) memory + g          Algorithm 1 of Sahu et al. 2021, exactly
-    momentum   u = beta u + g;  p = memory + u              Algorithm 3 there; Deep Gradient Compression's scheme
-    none       p = g                                        what is not sent is dropped
+gradient   p = memory + g                               the memory in gradient units
+update     p = (lr_before / lr_now) memory + g          Algorithm 1 of Sahu et al. 2021, exactly
+momentum   u = beta u + g;  p = memory + u              Algorithm 3 there; Deep Gradient Compression's scheme
+none       p = g                                        what is not sent is dropped
 """
 
 import math
@@ -87,9 +87,7 @@ class Memory:
     def memory_Ln(self) -> Tensor:
         return self.tensors["memory"]
 
-    def correct(
-        self, grad_Ln: Tensor, segments: Segments, *, gain: float, lr_ratio: float, workers: int
-    ) -> Pending:
+    def correct(self, grad_Ln: Tensor, segments: Segments, *, gain: float, lr_ratio: float, workers: int) -> Pending:
         """The step's ``Pending``: how this memory joins this gradient. ``lr_ratio`` is lr_before / lr_now."""
         decay = {"update": lr_ratio, "none": 0.0}.get(self.feedback.kind, 1.0)
         if isinstance(self.feedback, Momentum):
@@ -116,5 +114,3 @@ class Memory:
             return self._next_velocity + grad_Ln
         self._next_velocity = velocity_Ln * momentum.beta + grad_Ln
         return self._next_velocity
-
-

@@ -39,7 +39,7 @@ def agree(link: Link, options: Options, layout: Layout, device: torch.device | s
 def card(options: Options, layout: Layout) -> dict[str, str]:
     """What must agree, as short texts."""
     rule = options.rule
-    settings = asdict(rule) if is_dataclass(rule) and not isinstance(rule, type) else {}
+    settings: dict[str, object] = asdict(rule) if is_dataclass(rule) and not isinstance(rule, type) else {}
     fields = {
         "version": f"{version.__version__} (wire {VERSION})",
         "model": f"{len(layout.names)} parameters, {layout.size} elements, fingerprint {layout.fingerprint:08x}",

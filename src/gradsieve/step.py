@@ -202,7 +202,7 @@ class Channel:
         if self._flushed_Ln is not None and bool(bad):
             self.memory.tensors["memory"] = self._flushed_Ln.mul_(self._decay).add_(memory_Ln)
             self.memory_is_empty = False
-        if self._sent is not None:
+        if self._sent is not None and self.options.exchange != "owner":  # an owner holds some of it already
             again = bad & ~self._undone
             again_LB = self._sent.counts_LB * again  # no elements where there is nothing to take back
             ops.of(memory_Ln).give_back(memory_Ln, dataclasses.replace(self._sent, counts_LB=again_LB))

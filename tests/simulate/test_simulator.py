@@ -94,8 +94,11 @@ class RankLink:
             total_N += row_LN[0]
         return Here(total_N)
 
-    def largest(self, number):
-        return max(self._meet(number))
+    def gather_varying(self, rows, sizes_W):
+        return Here(torch.cat(self._meet(rows[0].clone())))
+
+    def counts(self, count_L):
+        return torch.cat(self._meet(count_L.clone())).tolist()
 
 
 @pytest.mark.parametrize("exchange", ["allgather", "auto"])

@@ -49,9 +49,12 @@ class Plan:
         """The most slots with which a gather sends no more bytes than a dense all-reduce; -1 where none does."""
         if not self.may_go_dense:
             return self.size
-        return bisect_right(
-            range(self.size + 1), self.dense_bytes, key=lambda slots: self.gather_bytes(self.format(slots))
-        ) - 1
+        return (
+            bisect_right(
+                range(self.size + 1), self.dense_bytes, key=lambda slots: self.gather_bytes(self.format(slots))
+            )
+            - 1
+        )
 
     def format(self, slots: int) -> Format:
         return Format(self.size, slots, self.values, self.layout, form_of(self.size, slots))

@@ -129,7 +129,7 @@ def narrow_segment(
         tl.store(histogram + at * BINS + bin, tl.zeros([BINS], tl.int32))
         total = tl.sum(votes)
         wanted = tl.where(level == 0, tl.load(wants + s), tl.load(need + at))
-        base, shift, reach = span(floors, bases, shifts, at, everything, level)
+        base, shift, _ = span(floors, bases, shifts, at, everything, level)
         over = total - tl.cumsum(votes)
         into = (over < wanted) & (over + votes >= wanted)
         inner = tl.sum(tl.where(into, bin, 0))

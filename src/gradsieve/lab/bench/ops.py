@@ -25,7 +25,7 @@ from gradsieve import ops
 from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.shapes import resnet18
 from gradsieve.ops import Ops, reference
-from gradsieve.types import Pending, Segments, Sparse
+from gradsieve.types import Pending, Segments
 
 WORKERS = 8  # of a decode
 KEY = 20_200_101

@@ -52,7 +52,7 @@ def run(
     seed: int = 0,
     data_dir: Path | None = None,
 ) -> list[Arrival]:
-    """Train every way, ours first; a peer is given up after ``patience`` times our best, since then the ratio is told."""
+    """Train every way, ours first; a peer is given up after ``patience`` times our best: the ratio is told then."""
     for way in ways:
         check(way)
     possible, reason = links(list(wanted))
