@@ -157,7 +157,7 @@ def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]
     Results are means over workers, so equal shares of the mean deliver exactly what the old ranks still owed.
 
     >>> import gradsieve as gs
-    >>> old = gs.Simulator(2, gs.TopK(0.5), workers=2)
+    >>> old = gs.Simulator(2, gs.TopK(0.5), workers=2, exchange="allgather")
     >>> _ = old.step(torch.tensor([[3.0, 1.0], [1.0, 5.0]]))
     >>> reshard([old.state_dict()], 4)["memory"]["0"]["memory"]
     tensor([[0.5000, 0.5000]])

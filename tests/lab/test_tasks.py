@@ -10,7 +10,7 @@ from gradsieve.lab.tasks.base import Recipe, vectorisable
 
 
 def test_unknown_task_lists_what_is_accepted():
-    with pytest.raises(LabError, match="unknown task 'nope'; accepted: cifar, digits"):
+    with pytest.raises(LabError, match="unknown task 'nope'; accepted: cifar, cifar-wide, digits, digits-wide"):
         tasks.get("nope")
 
 

@@ -10,6 +10,7 @@ from gradsieve.wire import Format, form_of
 
 SPARE = 1.1  # slots above the last step's count: counts move by a few percent from step to step
 SLACK = 1.2  # more than this above what was needed, and the slots shrink again
+COUNT_BYTES = 8  # a rank's count, where the ranks agree on sizes first
 LONGEST_REST = 64  # dense steps before a sparse one is tried again
 
 
@@ -49,12 +50,9 @@ class Plan:
         """The most slots with which a gather sends no more bytes than a dense all-reduce; -1 where none does."""
         if not self.may_go_dense:
             return self.size
-        return (
-            bisect_right(
-                range(self.size + 1), self.dense_bytes, key=lambda slots: self.gather_bytes(self.format(slots))
-            )
-            - 1
-        )
+        told = (self.workers - 1) * COUNT_BYTES
+        affordable = self.dense_bytes - told
+        return bisect_right(range(self.size + 1), affordable, key=lambda k: self.gather_bytes(self.format(k))) - 1
 
     def format(self, slots: int) -> Format:
         return Format(self.size, slots, self.values, self.layout, form_of(self.size, slots))

@@ -19,7 +19,6 @@ from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, W
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 WIDTH = 1024
-PART = 16384  # coordinates that one program decodes
 
 
 def available() -> bool:
@@ -118,13 +117,14 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
         return reference.randomk(pending, k_S, keys_LS)
     plan = Plan.of(pending, k_S)
     device = pending.grad_Ln.device
+    known = plan.firsts_S, plan.bounds_S, plan.half_S
 
     def drawn() -> Tensor:
         on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
         index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
         if plan.total:
             kernels.draw[(cdiv(plan.total, 256), len(keys_LS))](
-                index_LK, on_device, plan.firsts_S, plan.bounds_S, plan.half_S, plan.total, len(k_S),
+                index_LK, on_device, *known, plan.total, len(k_S),
                 STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
             )  # fmt: skip
         return index_LK.sort(1).values
@@ -175,7 +175,7 @@ def beside(first: Callable[[], Tensor], device: torch.device, second: Callable[[
 
 @lru_cache(maxsize=16)
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device, priority=-1)  # or its small kernels queue behind the large one
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -192,10 +192,10 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     workers, blocks = sparse.counts_LB.shape
     quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
     width = min(max(1 << (2 * sparse.slots // blocks).bit_length(), 64), 1024)
-    kernels.decode[(blocks * (BLOCK // PART),)](
-        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots, total_n,
-        quotients, quotients.stride(0), workers, sparse.size, float(divisor), blocks,
-        DIVIDE=divisor != 1, WIDTH=width, PART=PART, num_warps=4 if width <= 256 else 8,
+    kernels.decode[(blocks,)](
+        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots,
+        total_n.zero_(), quotients, quotients.stride(0), workers, sparse.size, float(divisor),
+        DIVIDE=divisor != 1, WIDTH=width, num_warps=1 if width <= 256 else 8,
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 

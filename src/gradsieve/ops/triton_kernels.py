@@ -44,11 +44,11 @@ def segment_of(bounds, index, segments, STEPS: tl.constexpr):
 
 @triton.jit
 def reload(memory, grad, index, inside, decay, gain, nonfinite):
-    """p from a memory that already holds it, except where p is not finite."""
+    """p from a memory that already holds it, except where p is not finite: there the gradient says so."""
     p = tl.load(memory + index, mask=inside, other=0.0)
     if nonfinite > 0:
-        again = p * decay + tl.load(grad + index, mask=inside, other=0.0).to(tl.float32) * gain
-        p = tl.where(key_of(again) < INFINITE, p, again)
+        g = tl.load(grad + index, mask=inside, other=0.0).to(tl.float32) * gain
+        p = tl.where(key_of(g) < INFINITE, p, p * decay + g)
     return p
 
 
@@ -162,6 +162,11 @@ def sieve(
         keep = (key > tile_floors(floors, bounds, index, first, last, row, segments)) & inside
         if MOMENTS:
             wide = p.to(tl.float64)
+            if first == last:
+                sums = moments + ((row * segments + first) * REPLICAS + tile % REPLICAS) * 4
+                tl.atomic_add(sums, tl.sum(wide), sem="relaxed")
+                tl.atomic_add(sums + 1, tl.sum(wide * wide), sem="relaxed")
+                first += 1
             for s in range(first, last + 1):
                 part = tl.where((index >= tl.load(bounds + s)) & (index < tl.load(bounds + s + 1)), wide, 0.0)
                 sums = moments + ((row * segments + s) * REPLICAS + tile % REPLICAS) * 4
@@ -232,19 +237,6 @@ def resieve(
                         tl.store(words + row * tiles + tile, 0)
 
 
-@triton.jit(do_not_specialize=PLAIN)
-def untake(memory, memory_stride, words, list_p, list_offset, dense, lists, cap, tiles):
-    """Make the memory of dense rows hold p again where it was taken."""
-    block = tl.program_id(0)
-    row = tl.program_id(1)
-    if tl.load(dense + row) != 0:
-        tile, start, size = block_words(words, row, block, tiles)
-        for i in range(0, tl.max(size), 4):
-            p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, 4)
-            at = memory + row.to(tl.int64) * memory_stride + index
-            tl.store(at, p, mask=there & (key_of(p) < INFINITE))
-
-
 @triton.jit
 def chosen(
     key, index, limit, bounds, limits, ages, row, segments, STEPS: tl.constexpr, SEGMENTED: tl.constexpr
@@ -282,16 +274,22 @@ def count(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
     bounds, limits, ages, words, list_p, list_offset, dense, nonfinite, chosen_LB, supers,
     segments, lists, cap, tiles, blocks,
-    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, WIDE: tl.constexpr,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, WIDE: tl.constexpr, TAKEN: tl.constexpr,
 ):  # fmt: skip
-    """How many are chosen in each block, and in each group of 128 blocks."""
+    """How many are chosen in each block, and in each group of 128 blocks. TAKEN: dense rows hold p only after this."""
     block = tl.program_id(0)
     row = tl.program_id(1)
     found = 0
+    tile, start, size = block_words(words, row, block, tiles)
     if tl.load(dense + row) != 0:
         grad += row.to(tl.int64) * grad_stride
         memory += row.to(tl.int64) * memory_stride
         bad = tl.load(nonfinite + row)
+        if TAKEN:
+            for i in range(0, tl.max(size), WIDE):
+                p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, WIDE)
+                tl.store(memory + index, p, mask=there & (key_of(p) < INFINITE))
+            tl.debug_barrier()
         for i in range(0, TILES * TILE, CHUNK):
             index = block * (TILES * TILE) + i + tl.arange(0, CHUNK)
             inside = index < n
@@ -300,7 +298,6 @@ def count(
             hit = chosen(key_of(p), index, limit, bounds, limits, ages, row, segments, STEPS, SEGMENTED) & inside
             found += tl.sum(hit.to(tl.int32))
     else:
-        tile, start, size = block_words(words, row, block, tiles)
         if SEGMENTED:
             for i in range(0, tl.max(size), WIDE):
                 p, index, there = entries(list_p, list_offset, row, tile, start, size, i, lists, cap, WIDE)
@@ -644,37 +641,30 @@ def misplaced(
 @triton.jit(do_not_specialize=PLAIN)
 def decode(
     counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, quotients,
-    quotients_stride, workers, n, divisor, blocks, DIVIDE: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr,
+    quotients_stride, workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a part of a block and walks the workers in rank order, so the sum is the same everywhere.
+    """Onto zeros: a program owns a block and walks the workers in rank order, so the sum is the same everywhere.
 
-    It zeroes its part just before, while that is in the cache. Only what was sent is divided: all quotients are
-    formed before the first is written, since workers that sent the same coordinate share it.
+    Only what was sent is divided: all quotients are formed before the first is written, since workers that sent
+    the same coordinate share it.
     """
-    block = tl.program_id(0) // (65536 // PART)
-    low = tl.program_id(0) % (65536 // PART) * PART
-    high = tl.minimum(n - block * 65536, low + PART)
+    block = tl.program_id(0)
+    blocks = tl.num_programs(0)
+    high = n - block * 65536
     out += block.to(tl.int64) * 65536
-    if low + PART <= high:
-        tl.store(out + low + tl.arange(0, PART), tl.zeros([PART], tl.float32))
-    else:
-        tl.store(out + low + tl.arange(0, PART), tl.zeros([PART], tl.float32), mask=low + tl.arange(0, PART) < high)
     some = tl.arange(0, 8)
     sizes = tl.load(counts + some * counts_stride + block, mask=some < workers, other=0)
     starts = (tl.load(ends + some * blocks + block, mask=some < workers, other=0) - sizes)[:, None]
     if (workers <= 8) & (tl.max(sizes) <= WIDTH):  # all at once in registers
         j = tl.arange(0, WIDTH)[None, :]
         at, hit = arrived(offsets, offsets_stride, some[:, None], starts + j, j < sizes[:, None], slots, high)
-        hit &= at >= low
-        at = tl.where(hit, at, low)
         value = tl.load(values + some.to(tl.int64)[:, None] * values_stride + starts + j, mask=hit, other=0.0)
         value = value.to(tl.float32)
         for w in range(workers):
-            tl.debug_barrier()
             turn = hit & (some[:, None] == w)
             tl.store(out + at, tl.load(out + at, mask=turn, other=0.0) + value, mask=turn)
-        if DIVIDE:
             tl.debug_barrier()
+        if DIVIDE:
             total = tl.load(out + at, mask=hit, other=0.0)
             tl.debug_barrier()
             tl.store(out + at, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)
@@ -686,7 +676,6 @@ def decode(
                 slot = start + i + tl.arange(0, WIDTH)
                 within = i + tl.arange(0, WIDTH) < size
                 position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
-                mine &= position >= low
                 more = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=mine, other=0.0)
                 old = tl.load(out + position, mask=mine, other=0.0)
                 tl.store(out + position, old + more.to(tl.float32), mask=mine)
@@ -699,7 +688,6 @@ def decode(
                         slot = start + i + tl.arange(0, WIDTH)
                         within = i + tl.arange(0, WIDTH) < size
                         position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
-                        mine &= position >= low
                         quotient = quotients + tl.cast(w, tl.int64) * quotients_stride + slot
                         if writing == 0:
                             old = tl.load(out + position, mask=mine, other=0.0)

@@ -61,6 +61,7 @@ def span(floors, bases, shifts, at, everything, level):
 def ballot(key, age, there, base, shift, reach, limit, state, level):
     """Which take part in this level's histogram, and in which bin. Levels 0 to 2 split keys, 3 to 5 ages."""
     value = key
+    state += key * 0  # the interpreter spoils a scalar condition when it makes a tensor of it
     hit = there & (state == OPEN)
     if level > 2:
         value = age
@@ -79,9 +80,9 @@ def tally_block(
     """One level's histogram of the open segments in one block. SAMPLE: memory holds keys, -1 for none."""
     begin = block * SPAN
     stop = tl.minimum(begin + SPAN, n)
+    first = segment_of(bounds, begin, segments, STEPS)
+    last = segment_of(bounds, stop - 1, segments, STEPS)
     if everything:
-        first = segment_of(bounds, begin, segments, STEPS)
-        last = segment_of(bounds, stop - 1, segments, STEPS)
         for s in range(first, last + 1):
             at = row * segments + s
             start = tl.load(bounds + s).to(tl.int32)
@@ -104,16 +105,26 @@ def tally_block(
     else:
         if SAMPLE == 0:
             tile, place, size = block_words(words, row, block, tiles)
+            only = row * segments + first
+            begins = tl.load(bounds + first).to(tl.int32)
+            base1, shift1, reach1 = span(floors, bases, shifts, only, everything, level)
+            limit1 = tl.load(limits + only)
+            state1 = tl.load(states + only)
             for i in range(0, tl.max(size), 4):
                 p, index, there = entries(list_p, list_offset, row, tile, place, size, i, lists, cap, 4)
-                s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
-                at = row * segments + s
-                age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
-                base, shift, reach = span(floors, bases, shifts, at, everything, level)
-                limit = tl.load(limits + at)
-                hit, bin = ballot(key_of(p), age, there, base, shift, reach, limit, tl.load(states + at), level)
                 one = tl.full([TILES, 4], 1, tl.int32)
-                tl.atomic_add(histogram + at * BINS + bin, one, mask=hit, sem="relaxed")
+                if first == last:
+                    age = NEWEST - (index - begins)
+                    hit, bin = ballot(key_of(p), age, there, base1, shift1, reach1, limit1, state1, level)
+                    tl.atomic_add(histogram + only * BINS + bin, one, mask=hit, sem="relaxed")
+                else:
+                    s = segment_of(bounds, tl.where(there, index, begin), segments, STEPS)
+                    at = row * segments + s
+                    age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
+                    base, shift, reach = span(floors, bases, shifts, at, everything, level)
+                    limit = tl.load(limits + at)
+                    hit, bin = ballot(key_of(p), age, there, base, shift, reach, limit, tl.load(states + at), level)
+                    tl.atomic_add(histogram + at * BINS + bin, one, mask=hit, sem="relaxed")
 
 
 @triton.jit
@@ -282,7 +293,7 @@ def steer(
     gap = tl.minimum(tl.maximum(gap, 0.01), 0.3)
     limit = tl.load(limits + at)
     small = tl.load(bounds + s + 1) - tl.load(bounds + s) <= SMALL
-    tl.store(floors + at, tl.where(small, -1, lower(limit, 1.0 - gap)))
+    tl.store(floors + at, lower(limit, tl.where(small, 0.5, 1.0 - gap)))
     tl.store(gaps + at, gap)
 
 

@@ -20,10 +20,10 @@ from gradsieve.types import Pending, Segments, Sparse
 
 TILE, SUPERS, SPREAD, REPLICAS, BINS = 512, 256, 8, 64, 2048
 NOTHING = 0x7FFFFFFF
-MAXNREG = 64
-RESIDENT = 4  # programs of 128 threads and 128 registers a processor
+MAXNREG = 80  # fewer spill, more leave too few programs in flight
+RESIDENT = 4  # programs of 128 threads and 128 registers that a processor holds
 WIRE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-SMALL = 2048  # a segment of this size goes whole to the candidates: its k-th value moves too much to predict
+SMALL = 2048  # of a segment of this size half the limit is the floor: its k-th value moves too much to predict
 PROGRAMS = 1024  # of a kernel that walks blocks, and mostly finds its gate shut
 PRECISE = {"enable_fp_fusion": False}  # decay * memory + gain * grad rounds twice, as in the reference
 
@@ -120,8 +120,8 @@ class Plan:
 
     @cached_property
     def small(self) -> int:
-        """Coordinates that are always candidates, twice for an uneven spread over the lists."""
-        return 2 * sum(size for size in self.segments.sizes if size <= SMALL)
+        """Coordinates of small segments: many of them are candidates."""
+        return sum(size for size in self.segments.sizes if size <= SMALL)
 
     @cached_property
     def k_S(self) -> Tensor:
@@ -301,7 +301,8 @@ class Work:
             *self.found_lists, self.overflows, self.flags("nonfinite"), none if moments is None else moments,
             *self.sizes, STEPS=steps(self.segments), SEGMENTED=floors_LS is not None, MOMENTS=moments is not None,
             TAKE=take, WIRE=WIRE[self.pending.values], LIMIT=torch.finfo(self.pending.values).max,
-            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), GROUPS=4, num_warps=1, maxnreg=MAXNREG, **PRECISE,
+            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), GROUPS=4, num_warps=1,
+            maxnreg=128 if moments is not None else MAXNREG, **PRECISE,
         )  # fmt: skip
 
     def resieve(self, gate: Tensor) -> None:
@@ -394,9 +395,7 @@ class Work:
             self.choice.ages_LS if segmented else self.zeros,
         )  # fmt: skip
         search = {"STEPS": steps(self.segments), "SEGMENTED": segmented}
-        wide = {"WIDE": 4 if self.lists * self.cap < self.n // 64 else 8}
-        if not segmented:
-            kernels.untake[grid](*memory, *self.found_lists, dense_L, *self.sizes[1:])
+        wide = {"WIDE": 4 if self.lists * self.cap < self.n // 64 else 8, "TAKEN": not segmented}
         kernels.count[grid](
             *self.formula, *rule, *self.found_lists, dense_L, nonfinite_L, chosen_LB, supers, *self.sizes, self.blocks,
             **search, **wide, **PRECISE,
@@ -410,7 +409,7 @@ class Work:
         kernels.pack[grid](
             *memory, *rule, *self.found_lists, dense_L, nonfinite_L, chosen_LB, supers, into.counts_LB,
             into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L, *strides, into.slots, *self.sizes,
-            self.blocks, TAKEN=not segmented, **search, **wide, **PRECISE,
+            self.blocks, **search, **wide, **PRECISE,
         )  # fmt: skip
         kernels.pack_dense[(min(self.blocks, PROGRAMS), self.workers)](
             *self.formula, *rule, dense_L, nonfinite_L, chosen_LB, supers, into.offsets_LK, into.values_LK,

@@ -1,0 +1,140 @@
+"""The CUDA kernels in Triton's interpreter, on small sizes: bit-equal to ``reference`` where no GPU is.
+
+Triton reads TRITON_INTERPRET when it is imported, so one test runs this file again in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradsieve.ops import reference
+from gradsieve.types import Pending, Segments, Sparse
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETING, reason="runs in a process of its own")
+LAYERS = (0, 64, 128, 1500, 1500, 3000)
+RULES = {
+    "threshold": (2.0,),
+    "topk": ((1, 2, 14, 0, 15),),
+    "gaussiank": ((1, 2, 14, 0, 15),),
+    "sampledk": ((1, 2, 14, 0, 15), 10, 3),
+    "randomk": ((1, 2, 14, 0, 15), torch.arange(10).view(2, 5)),
+    "take": (torch.arange(200).view(2, 100) * 13,),
+}
+
+
+@pytest.mark.skipif(INTERPRETING or torch.cuda.is_available(), reason="the GPU runs the whole contract")
+def test_in_the_interpreter():
+    pytest.importorskip("triton")
+    source = Path(__file__).parents[2] / "src"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(source)}
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--no-header", __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+
+
+def same(sparse: Sparse, oracle: Sparse) -> bool:
+    fields = ("counts_LB", "wanted_L", "nonfinite_L")
+    equal = all(torch.equal(getattr(sparse, name), getattr(oracle, name)) for name in fields)
+    for row, total in enumerate(oracle.counts_LB.sum(1).tolist()):
+        equal &= torch.equal(sparse.offsets_LK[row, :total], oracle.offsets_LK[row, :total])
+        values, expected = sparse.values_LK[row, :total], oracle.values_LK[row, :total]
+        equal &= torch.equal(values.nan_to_num(7), expected.nan_to_num(7))
+    return equal
+
+
+def steps(rule, arguments, grads, bounds, values=torch.bfloat16, slots=None, **options):
+    """Feed both with their own memory, step after step, and compare all that is sent and kept."""
+    from gradsieve.ops import triton
+
+    workers, size = grads[0].shape
+    segments = Segments(tuple(bounds), tuple(range(len(bounds) - 1)))
+    ours = torch.randn(workers, size, generator=torch.Generator().manual_seed(1)) * 0.3
+    theirs, cache = ours.clone(), {}
+    for grad in grads:
+        into = [None if slots is None else reference.empty(workers, size, slots, values, grad.device) for _ in range(2)]
+        mine = Pending(grad, ours, segments, values=values, into=into[0], cache=cache, **options)
+        oracle = Pending(grad, theirs, segments, values=values, into=into[1], **options)
+        assert same(getattr(triton, rule)(mine, *arguments), getattr(reference, rule)(oracle, *arguments))
+        assert torch.equal(ours, theirs)
+
+
+def normal(workers, size, *scales):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(workers, size, generator=generator) * scale for scale in scales]
+
+
+@interpreted
+@pytest.mark.parametrize("rule", RULES)
+def test_layers_and_workers(rule):
+    steps(rule, RULES[rule], normal(2, 3000, 1, 1), LAYERS)
+
+
+@interpreted
+@pytest.mark.parametrize("values", [torch.float32, torch.float16])
+def test_precisions_and_scales(values):
+    grads = [grad.bfloat16() for grad in normal(1, 1000, 1)]
+    steps("threshold", (1.0,), grads, (0, 1000), values=values, decay=0.9, gain=1.3)
+
+
+@interpreted
+@pytest.mark.parametrize("slots", [0, 7, 600])
+def test_what_has_no_slot_stays(slots):
+    steps("threshold", (0.5,), normal(1, 1500, 1), (0, 1500), slots=slots)
+    steps("topk", ((20,),), normal(1, 1500, 1), (0, 1500), slots=slots)
+
+
+@interpreted
+@pytest.mark.parametrize("k", [0, 1, 40, 1000])
+def test_topk_of_ties_and_jumps(k):
+    grads = [grad.round() for grad in normal(1, 1000, 1, 100, 0)]
+    steps("topk", ((k,),), grads, (0, 1000))
+
+
+@interpreted
+def test_not_finite():
+    (grad,) = normal(1, 1500, 1)
+    grad[0, 5], grad[0, 700], grad[0, 701] = torch.nan, torch.inf, -torch.inf
+    steps("threshold", (2.0,), [grad], (0, 1500))
+    steps("topk", ((9,),), [grad], (0, 1500))
+
+
+@interpreted
+@pytest.mark.parametrize("divisor", [1.0, 3.0])
+@pytest.mark.parametrize("workers", [3, 9])
+def test_what_arrives(divisor, workers):
+    from gradsieve.ops import triton
+
+    size = 66_000
+    pending = Pending(*(torch.randn(workers, size) for _ in range(2)), Segments((0, size), (0,)), values=torch.bfloat16)
+    index_LK = torch.stack([torch.randperm(500)[:90] * 130 for _ in range(workers)])
+    sparse = reference.take(pending, index_LK)
+    out = torch.full((size,), torch.nan)
+    assert torch.equal(triton.decode(sparse, out, divisor), reference.decode(sparse, torch.empty(size), divisor))
+    for op in ("give_back", "clear"):
+        ours, theirs = pending.memory_Ln.clone(), pending.memory_Ln.clone()
+        getattr(triton, op)(ours, sparse)
+        getattr(reference, op)(theirs, sparse)
+        assert torch.equal(ours, theirs)
+    assert not triton.misplaced(sparse).any()
+    sparse.offsets_LK[1, 3] = sparse.offsets_LK[1, 5]
+    assert triton.misplaced(sparse).tolist() == reference.misplaced(sparse).tolist()
+
+
+@interpreted
+@pytest.mark.parametrize("when", [True, False])
+def test_undo(when):
+    from gradsieve.ops import triton
+
+    (grad,) = normal(2, 1500, 1)
+    grad[0, 3] = torch.inf
+    pending = Pending(grad, torch.randn(2, 1500), Segments((0, 1500), (0,)), decay=0.7, gain=1.3)
+    sparse = reference.threshold(pending, 1.5)
+    oracle = Pending(grad, pending.memory_Ln.clone(), pending.segments, decay=0.7, gain=1.3)
+    triton.undo(pending, sparse, torch.tensor(when))
+    reference.undo(oracle, sparse, torch.tensor(when))
+    assert torch.equal(pending.memory_Ln, oracle.memory_Ln)
