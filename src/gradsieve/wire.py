@@ -95,7 +95,7 @@ class Frame:
     @classmethod
     def empty(cls, form: Format, workers: int, device: torch.device) -> "Frame":
         frame = cls(form, torch.zeros(workers, form.bytes, dtype=torch.uint8, device=device))
-        frame.header_LH.copy_(form.header.to(device))
+        frame.header_LH.copy_(form.header.to(device, non_blocking=True))
         return frame
 
     @property

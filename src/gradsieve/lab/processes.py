@@ -1,5 +1,12 @@
-"""The launcher of real workers: one process each, through torchrun's own API, over gloo."""
+"""Real workers: one process each, over gloo. ``gradsieve compare --launch processes`` starts them on this machine.
 
+On several machines, start the same line on each:
+
+    torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        -m gradsieve.lab.processes --task digits --rule topk:0.01 --epochs 20
+"""
+
+import argparse
 import multiprocessing as mp
 import os
 import tempfile
@@ -90,6 +97,7 @@ def _rank(
     options: Options,
     name: str,
     log: Path,
+    tell: bool = False,
 ) -> None:
     """One rank: train, and on rank 0 write down how it goes."""
     torch.set_num_threads(1)
@@ -101,6 +109,9 @@ def _rank(
             for row in rows(task, options, name, trainings):
                 file.write(row.model_dump_json() + "\n")
                 file.flush()
+                if tell and isinstance(row, EpochRow):
+                    sent = f"{row.bytes / 1e6:.2f} MB a worker, density {row.density:.2%}"
+                    print(f"epoch {row.epoch}: accuracy {row.accuracy:.2%}, {sent}, {row.seconds:.1f} s", flush=True)
     else:
         for _ in trainings:
             pass
@@ -142,3 +153,23 @@ def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
             training.epoch = training.step / steps_per_epoch
             training.loss = loss.item()
             yield training
+
+
+def main() -> None:
+    """One rank of a run that torchrun started, on one machine or many; rank 0 tells how each epoch went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="digits", choices=tasks.names())
+    parser.add_argument("--rule", default="topk:0.01", help="dense, topk:0.01, threshold:0.05, ...")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--log", type=Path, default=Path(os.devnull), help="rank 0 appends its rows here")
+    arguments = parser.parse_args()
+    options = Options(int(os.environ["WORLD_SIZE"]), arguments.epochs, arguments.seed)
+    _rank(
+        arguments.task, arguments.data_dir, None, gs.parse(arguments.rule), options, arguments.rule, arguments.log, True
+    )
+
+
+if __name__ == "__main__":
+    main()

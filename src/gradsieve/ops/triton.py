@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gradsieve.ops import reference
+from gradsieve.ops import triton_arrived as arrived
+from gradsieve.ops import triton_given as given
 from gradsieve.ops import triton_kernels as kernels
 from gradsieve.ops import triton_select as finding
 from gradsieve.ops.rng import ROUNDS
@@ -52,7 +54,7 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     if not fits(pending):
         return reference.topk(pending, k_S)
     plan = Plan.of(pending, k_S)
-    floors_LS, gaps_LS = remembered(pending, "topk")
+    floors_LS, course_LS = remembered(pending, "topk")
     work = Work.of(pending, 4 * plan.total, plan.small)
     work.sieve(floors_LS=floors_LS)
     gates = work.counters("gates", 9 * work.workers)
@@ -62,7 +64,7 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     work.resieve(retry_L)
     work.choose(range(1, 8), plan.k_S, gates, dense_L, floors_LS)
     finding.steer[(len(k_S), work.workers)](
-        floors_LS, gaps_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S,
+        floors_LS, *course_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S,
         work.overflows, len(k_S), SMALL=SMALL, num_warps=1,
     )  # fmt: skip
     return measured(pending, work.send(dense_L))
@@ -123,7 +125,7 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
         on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
         index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
         if plan.total:
-            kernels.draw[(cdiv(plan.total, 256), len(keys_LS))](
+            given.draw[(cdiv(plan.total, 256), len(keys_LS))](
                 index_LK, on_device, *known, plan.total, len(k_S),
                 STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
             )  # fmt: skip
@@ -139,18 +141,18 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     return send_given(pending, lambda: index_LK.to(torch.int32).sort(1).values)
 
 
-def send_given(pending: Pending, given: Callable[[], Tensor]) -> Sparse:
-    """Send the coordinates that ``given`` makes, sorted; it runs beside the pass over the memory."""
+def send_given(pending: Pending, make: Callable[[], Tensor]) -> Sparse:
+    """Send the coordinates that ``make`` returns, sorted; it runs beside the pass over the memory."""
     work = Work.of(pending, 0)
-    sorted_LK = beside(given, work.device, lambda: work.sieve(floor=NOTHING))
+    sorted_LK = beside(make, work.device, lambda: work.sieve(floor=NOTHING))
     kept = sorted_LK.shape[1]
     into = pending.into
     if into is None:
         into = reference.empty(work.workers, work.n, kept, pending.values, work.device)
-    kernels.place_counts[(cdiv(work.blocks, 128), work.workers)](
+    given.place_counts[(cdiv(work.blocks, 128), work.workers)](
         sorted_LK, kept, into.counts_LB, into.counts_LB.stride(0), into.slots, work.blocks, STEPS=kept.bit_length()
     )
-    kernels.place[(max(cdiv(kept, 256), 1), work.workers)](
+    given.place[(max(cdiv(kept, 256), 1), work.workers)](
         *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.flags("nonfinite"),
         into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
         *row_strides(into)[1:], into.slots, LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
@@ -191,11 +193,11 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
     workers, blocks = sparse.counts_LB.shape
     quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
-    width = min(max(1 << (2 * sparse.slots // blocks).bit_length(), 64), 1024)
-    kernels.decode[(blocks,)](
+    width = min(max(1 << (3 * sparse.slots // (2 * blocks)).bit_length(), 64), 1024)
+    arrived.decode[(blocks,)](
         sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots,
         total_n.zero_(), quotients, quotients.stride(0), workers, sparse.size, float(divisor),
-        DIVIDE=divisor != 1, WIDTH=width, num_warps=1 if width <= 256 else 8,
+        DIVIDE=divisor != 1, WIDTH=width, num_warps=2 if width <= 256 else 8,
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 
@@ -205,7 +207,7 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
         return reference.mean(rows_Wn, out_n, divisor)
     workers, n = rows_Wn.shape
-    kernels.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
+    arrived.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
     return out_n
 
 
@@ -224,7 +226,7 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
         return
     before_LK = torch.empty(sparse.values_LK.shape, device=when.device)
     workers, blocks = sparse.counts_LB.shape
-    kernels.undo[(blocks, workers)](
+    arrived.undo[(blocks, workers)](
         pending.grad_Ln, pending.memory_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln), sparse.size,
         pending.decay, pending.gain, when, sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
         *strides(sparse), sparse.slots, before_LK, stride(before_LK), WIDTH=WIDTH, **PRECISE,
@@ -241,7 +243,7 @@ def misplaced(sparse: Sparse) -> Tensor:
     workers, blocks = sparse.counts_LB.shape
     bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
     if blocks:
-        kernels.misplaced[(blocks, workers)](
+        arrived.misplaced[(blocks, workers)](
             sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.counts_LB.stride(0), sparse.offsets_LK.stride(0),
             sparse.slots, sparse.size, bad_L, WIDTH=256,
         )  # fmt: skip
@@ -251,7 +253,7 @@ def misplaced(sparse: Sparse) -> Tensor:
 def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
     workers, blocks = sparse.counts_LB.shape
     if blocks:
-        kernels.touch[(blocks, workers)](
+        arrived.touch[(blocks, workers)](
             target_Ln, stride(target_Ln), sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
             *strides(sparse), sparse.slots, sparse.size, ADD=add, WIDTH=256,
         )  # fmt: skip
@@ -287,13 +289,15 @@ def floor_of(threshold: float) -> int:
 
 
 def remembered(pending: Pending, rule: str) -> tuple[Tensor, Tensor]:
-    """The rule's floors of the last step and its gaps, a worker and a segment; at first no floor is known."""
+    """The rule's floors a worker and a segment, none at first, and their course: gap, rate and last limit."""
     shape = (pending.grad_Ln.shape[0], len(pending.segments.keys))
+    device = pending.grad_Ln.device
     floors_LS = pending.cache.get(f"{rule}.floors")
-    if floors_LS is None or floors_LS.shape != shape or floors_LS.device != pending.grad_Ln.device:
-        pending.cache[f"{rule}.floors"] = torch.full(shape, NOTHING, dtype=torch.int32, device=pending.grad_Ln.device)
-        pending.cache[f"{rule}.gaps"] = torch.full(shape, 0.06, device=pending.grad_Ln.device)
-    return pending.cache[f"{rule}.floors"], pending.cache[f"{rule}.gaps"]
+    if floors_LS is None or floors_LS.shape != shape or floors_LS.device != device:
+        pending.cache[f"{rule}.floors"] = torch.full(shape, NOTHING, dtype=torch.int32, device=device)
+        pending.cache[f"{rule}.course"] = torch.zeros(3, *shape, device=device)
+        pending.cache[f"{rule}.course"][0].fill_(0.06)
+    return pending.cache[f"{rule}.floors"], pending.cache[f"{rule}.course"]
 
 
 def ends(sparse: Sparse) -> Tensor:

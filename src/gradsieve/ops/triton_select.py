@@ -270,31 +270,35 @@ def lower(limit, factor):
 
 
 @triton.jit(do_not_specialize=PLAIN)
-def steer(
-    floors, gaps, limits, seen, bounds, wants, overflow, segments, SMALL: tl.constexpr
-):  # fmt: skip
-    """Next step's floor: a gap under this step's limit that doubles when it was too small and else shrinks."""
+def steer(floors, gaps, rates, limits_before, limits, seen, bounds, wants, overflow, segments, SMALL: tl.constexpr):
+    """Next step's floor: where the limit is heading, less a gap that doubles when it was too small, else shrinks."""
     s = tl.program_id(0)
     row = tl.program_id(1)
     at = row * segments + s
     k = tl.load(wants + s)
     found = tl.load(seen + at)
-    floor = tl.load(floors + at)
     gap = tl.load(gaps + at)
-    if tl.load(overflow + row) != 0:
+    if (tl.load(overflow + row) != 0) | (found > 4 * k + 256):
         gap *= 0.7
     elif found < k:
-        if floor < INFINITE:
-            gap = gap * 2.0
-    elif found > 4 * k + 256:
-        gap *= 0.7
+        if tl.load(floors + at) < INFINITE:
+            gap *= 2.0
     elif found > 2 * k + 128:
         gap *= 0.95
-    gap = tl.minimum(tl.maximum(gap, 0.01), 0.3)
+    gap = tl.minimum(tl.maximum(tl.where(gap == gap, gap, 0.06), 0.002), 0.3)
     limit = tl.load(limits + at)
+    before = tl.load(limits_before + at)
+    rate = tl.load(rates + at)
+    now = limit.to(tl.float32, bitcast=True)
+    steady = (before > 0.0) & (before < 1e30) & (limit > 0) & (now < 1e30) & (rate == rate)
+    step = tl.log(tl.where(steady, now / before, 1.0))
+    rate = tl.where(steady, 0.7 * rate + 0.3 * tl.minimum(tl.maximum(step, -0.3), 0.3), 0.0)
+    factor = tl.exp(rate) * (1.0 - gap)
     small = tl.load(bounds + s + 1) - tl.load(bounds + s) <= SMALL
-    tl.store(floors + at, lower(limit, tl.where(small, 0.5, 1.0 - gap)))
+    tl.store(floors + at, lower(limit, tl.where(small, 0.5, factor)))
     tl.store(gaps + at, gap)
+    tl.store(rates + at, rate)
+    tl.store(limits_before + at, tl.where((limit > 0) & (limit < INFINITE), now, 0.0))
 
 
 @triton.jit(do_not_specialize=PLAIN)

@@ -1,0 +1,79 @@
+"""The owner exchange: a sparse all-reduce that loses nothing and costs about the same for any number of workers."""
+
+import pytest
+import torch
+
+import gradsieve as gs
+from gradsieve.lab import tasks
+from gradsieve.lab.runner import Options, train
+
+
+def mass(sim: gs.Simulator, grads) -> tuple[torch.Tensor, torch.Tensor]:
+    """Delivered plus remembered, and given: both as sums over workers."""
+    given, delivered = torch.zeros(sim.layout.size).double(), torch.zeros(sim.layout.size).double()
+    for grad_Wn in grads:
+        delivered += sim.workers * sim.step(grad_Wn).double()
+        given += grad_Wn.double().sum(0)
+    memory = sim.state_dict()["memory"]  # an owner's memory joins its worker's when a state is saved
+    kept = torch.cat([kinds["memory"].double().sum(0) for kinds in memory.values()])
+    return delivered + kept, given
+
+
+@pytest.mark.parametrize("values", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rule", ["topk:0.02", "threshold:2.0", "gaussiank:0.02", "randomk:0.02"])
+def test_workers_owners_and_delivered_add_up_to_the_gradients(rule, values, generator):
+    size, workers = 5000, 5
+    sim = gs.Simulator(size, gs.parse(rule), workers=workers, exchange="owner", values=values)
+    slope_n = torch.linspace(0.1, 1.0, size)  # uneven loads: ranges move on the way
+    found, given = mass(sim, (torch.randn(workers, size, generator=generator) * slope_n for _ in range(40)))
+    assert ((found - given).norm() / given.norm()).item() < 1e-6
+
+
+def test_ranges_follow_the_load(generator):
+    size, workers = 8000, 4
+    sim = gs.Simulator(size, gs.TopK(0.05), workers=workers, exchange="owner")
+    even = list(sim.channel.exchange.bounds)
+    for _ in range(60):
+        sim.step(torch.randn(workers, size, generator=generator) * torch.linspace(0.01, 1.0, size))
+    bounds = sim.channel.exchange.bounds
+    assert bounds != even
+    assert bounds[1] > even[1]  # small gradients in front: the first owner takes a wider range
+
+
+def test_bytes_hardly_grow_with_workers(generator):
+    """The same elements a worker, 8 and 64 of them: an all-gather would send nine times as much."""
+    size = 400_000
+    sent = {}
+    for workers in (8, 64):
+        sim = gs.Simulator(size, gs.TopK(0.03), workers=workers, exchange="owner", values="bfloat16")
+        for _ in range(3):
+            sim.step(torch.randn(workers, size, generator=generator))
+        sent[workers] = sim.stats().last.bytes
+    assert sent[64] <= 1.3 * sent[8]
+
+
+def test_a_step_that_is_not_finite_moves_no_memory(generator):
+    sim = gs.Simulator(1000, gs.TopK(0.05), workers=3, exchange="owner")
+    for _ in range(3):
+        sim.step(torch.randn(3, 1000, generator=generator))
+    before = sim.state_dict()["memory"]["0"]["memory"]
+    bad_Wn = torch.randn(3, 1000, generator=generator)
+    bad_Wn[1, 7] = torch.inf
+    assert not sim.step(bad_Wn).isfinite().all()
+    torch.testing.assert_close(sim.state_dict()["memory"]["0"]["memory"], before, rtol=1e-5, atol=1e-5)
+    assert sim.step(torch.randn(3, 1000, generator=generator)).isfinite().all()
+
+
+def test_digits_end_as_well_as_with_a_gather():
+    """Loss after training, mean of three seeds: the difference is within their spread."""
+    digits = tasks.get("digits")
+    losses = {"owner": [], "allgather": []}
+    for exchange, found in losses.items():
+        for seed in range(3):
+            options = Options(workers=8, epochs=6, seed=seed, exchange=exchange, batch_size=8)
+            for training in train(digits, gs.TopK(0.02), options):
+                model = training.model
+            found.append(digits.evaluate(model).loss)
+    gather, owner = torch.tensor(losses["allgather"]), torch.tensor(losses["owner"])
+    spread = max(gather.std().item(), owner.std().item())
+    assert owner.mean() <= gather.mean() + 2 * spread
