@@ -27,6 +27,7 @@ RULES = {
 }
 
 
+@pytest.mark.timeout(600)  # the interpreter takes a second a tile
 @pytest.mark.skipif(INTERPRETING or torch.cuda.is_available(), reason="the GPU runs the whole contract")
 def test_in_the_interpreter():
     pytest.importorskip("triton")

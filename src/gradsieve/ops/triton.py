@@ -177,7 +177,8 @@ def beside(first: Callable[[], Tensor], device: torch.device, second: Callable[[
 
 @lru_cache(maxsize=16)
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)  # or its small kernels queue behind the large one
+    # without priority its small kernels queue behind the large one
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -270,7 +271,9 @@ def squared_norm(memory_Ln: Tensor) -> Tensor:
     workers, n = memory_Ln.shape
     parts = torch.empty(workers, 1024, dtype=torch.float64, device=memory_Ln.device)
     kernels.squares[(1024, workers)](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
-    return parts.sum(1)
+    error_L = torch.empty(workers, dtype=torch.float64, device=memory_Ln.device)
+    kernels.add_up[(workers,)](parts, error_L, PARTS=1024)
+    return error_L
 
 
 def fits(pending: Pending) -> bool:

@@ -432,3 +432,10 @@ def squares(memory, stride, n, parts, WIDTH: tl.constexpr):
         m = tl.load(memory + index, mask=index < n, other=0.0).to(tl.float64)
         total += m * m
     tl.store(parts + row * tl.num_programs(0) + tl.program_id(0), tl.sum(total))
+
+
+@triton.jit
+def add_up(parts, out, PARTS: tl.constexpr):
+    """The sum of each row, in one order however many rows there are."""
+    row = tl.program_id(0)
+    tl.store(out + row, tl.sum(tl.load(parts + row * PARTS + tl.arange(0, PARTS))))
