@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt
 INSTALLED := .venv/installed
+# for kernels in the interpreter; a CUDA build of torch has brought its own by then
+TRITON := triton==3.9.0
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py src/gradsieve/ops/*.c src/gradsieve/ops/*.h)
 
 .DEFAULT_GOAL := help
@@ -50,5 +52,6 @@ $(INSTALLED): $(SOURCES)
 	@echo "installing (once; some minutes where torch is yet to be fetched)"
 	@$(PIP) setuptools wheel
 	@$(PIP) torch
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) $(TRITON)
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $@
