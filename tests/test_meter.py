@@ -61,7 +61,7 @@ def test_channels_of_one_step_add_up():
         meter.record(step, coordinates=10, kept=1, bytes=4, dense_bytes=40)
     with meter.phase(1, "forward"):
         pass
-    meter.spent(1, "forward", 2.0)
+    meter.spent(1, forward=2.0)
     stats = meter.stats()
     assert (stats.total.steps, stats.total.kept, stats.last.kept) == (2, 3, 1)
     assert stats.last.seconds["forward"] == pytest.approx(2.0, abs=0.1)

@@ -5,6 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradsieve import ops
+from gradsieve.ops import native, reference
 from gradsieve.ops.reference import empty, positions, to_int16
 from gradsieve.types import BLOCK
 from gradsieve.wire import BITMAP, FIELDS, HEADER, LIST, Format, Frame, WireError, form_of
@@ -65,6 +67,26 @@ def test_round_trip(form, case, values):
         assert sparse.values_LK[row, : len(index)].tolist() == list(range(1, len(index) + 1))
         assert sparse.wanted_L[row] == len(index)
         assert sparse.nonfinite_L[row] == row
+
+
+@given(case=payloads(), flips=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1 << 20)), max_size=4))
+def test_bitmaps_of_all_ops_agree(case, flips):
+    """Also on what was tampered with: bits that the counts do not say, past the end, more than there are slots."""
+    rows, size, slots = case
+    form, buffer = packed(rows, size, slots, BITMAP)
+    with ops.using(reference):
+        assert torch.equal(packed(rows, size, slots, BITMAP)[1], buffer)
+    _, start, end, _ = form.parts
+    for row, at in flips:
+        buffer[row % len(rows), start + at % (end - start)] ^= 1 << at % 8
+    found = []
+    for module in (reference, native):
+        with ops.using(module):
+            _, sparse, wrong = opened(form, buffer.clone())
+        found.append((sparse.offsets_LK.tolist(), wrong))
+    assert found[0][1] == found[1][1]
+    for index, mine, theirs, wrong in zip(rows, found[0][0], found[1][0], found[0][1], strict=True):
+        assert wrong or mine[: len(index)] == theirs[: len(index)]
 
 
 def test_nothing_at_all_travels_too():

@@ -13,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradsieve.exchange.group import GroupLink
+from gradsieve.exchange.group import Coming, GroupLink
 from gradsieve.feedback import Momentum
 from gradsieve.handshake import agree
 from gradsieve.layout import Layout
@@ -107,6 +107,7 @@ class Sieve:
         self._link: GroupLink | None = None
         self._slot: _Slot | None = None
         self._channels: dict[int, Channel] = {}  # by bucket; -1 holds the whole model in global scope
+        self._filled: dict[int, tuple[int, ...]] = {}  # by bucket: its parameters, told apart without asking them
         self._pieces = Pieces()
         self._lr: float | None = None
         self._lr_ratio = 1.0
@@ -114,10 +115,10 @@ class Sieve:
         self._sent: list[Channel] = []  # in this step
         self._waiting: list[tuple[GradBucket, Future[Tensor]]] = []
         self._broken: str | None = None
-        self._used: set[Tensor] | None = set()
+        self._used: set[str] | None = set()
         self._watches = [
-            p.register_post_accumulate_grad_hook(self._used.add)  # type: ignore[no-untyped-call]
-            for p in self._names
+            p.register_post_accumulate_grad_hook(partial(_note, self._used, name))  # type: ignore[no-untyped-call]
+            for p, name in self._names.items()
         ]
 
     def bind(self, group: dist.ProcessGroup, *, watch_use: bool = True) -> None:
@@ -188,13 +189,13 @@ class Sieve:
                 return self._collect(bucket)
             channel = self._channel_of(bucket)
             buffer_n = bucket.buffer()
-            arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n, bucket.parameters())
-            done = arrival.future.then(partial(self._result, self.step, bucket.index()))
+            arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n)
+            done = arrival.future(partial(self._break, self.step, bucket.index()))
             if bucket.is_last():
                 self._end()
-            return done  # type: ignore[no-any-return]
+            return done
         except Exception as error:
-            raise self._break(error, self.step, bucket.index()) from error
+            raise self._break(self.step, bucket.index(), error) from error
 
     def _begin(self) -> None:
         """Once a step: what the learning rate and the loss scale are now."""
@@ -225,18 +226,13 @@ class Sieve:
                 for channel in channels:
                     channel.conclude(bad)
 
-    def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor, parameters: list[Tensor]) -> Any:
+    def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor) -> Coming:
         self._sent.append(channel)
         if self._used is not None:
-            channel.rest([self._names[p] for p in parameters if p not in self._used])
-        return channel.step(grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain)
-
-    def _result(self, step: int, bucket: int, future: Future[Tensor]) -> Tensor:
-        """What has arrived, or an error that says where."""
-        try:
-            return future.value()
-        except Exception as error:
-            raise self._break(error, step, bucket) from error
+            channel.rest([name for name in channel.layout.names if name not in self._used])
+        arrival = channel.step(grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain)
+        assert isinstance(arrival, Coming)
+        return arrival
 
     def _takes_all_at_once(self) -> bool:
         """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
@@ -257,34 +253,33 @@ class Sieve:
         if channel is None:
             channel = self._channels[-1] = self._new_channel(self._layout, flat_n)
 
-        def spread(step: int, future: Future[Tensor]) -> Tensor:
-            try:
-                result = self._result(step, bucket.index(), future)
-            except Exception as error:
-                for _, f in buckets[:-1]:
-                    f.set_exception(error)  # type: ignore[arg-type]
-                raise
+        def spread(result: Tensor) -> Tensor:
             for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
                 gradients[p].copy_(part_n.view_as(gradients[p]))
             for b, f in buckets[:-1]:
                 f.set_result(b.buffer())
             return bucket.buffer()
 
-        arrival = self._send(channel, flat_n.unsqueeze(0), flat_n.clone(), list(self._names))
-        done = arrival.future.then(partial(spread, self.step))
+        def fail(step: int, error: Exception) -> Exception:
+            told = self._break(step, bucket.index(), error)
+            for _, f in buckets[:-1]:
+                f.set_exception(told)  # type: ignore[arg-type]
+            return told
+
+        arrival = self._send(channel, flat_n.unsqueeze(0), flat_n.clone())
+        done = arrival.then(spread).future(partial(fail, self.step))
         self._end()
-        return done  # type: ignore[no-any-return]
+        return done
 
     def _channel_of(self, bucket: GradBucket) -> Channel:
         """The bucket's channel. DDP rebuilds its buckets after the first step; the memory moves by parameter."""
         parameters = bucket.parameters()
-        names = tuple(self._names[p] for p in parameters)
-        channel = self._channels.get(bucket.index())
-        if channel is None or channel.layout.names != names:
-            layout = Layout(names, tuple(p.numel() for p in parameters))
-            channel = self._new_channel(layout, bucket.buffer())
-            self._channels[bucket.index()] = channel
-        return channel
+        index, identities = bucket.index(), tuple(map(id, parameters))
+        if self._filled.get(index) != identities or index not in self._channels:
+            layout = Layout(tuple(self._names[p] for p in parameters), tuple(p.numel() for p in parameters))
+            self._channels[index] = self._new_channel(layout, bucket.buffer())
+            self._filled[index] = identities
+        return self._channels[index]
 
     def _new_channel(self, layout: Layout, like: Tensor) -> Channel:
         assert self._link is not None
@@ -293,7 +288,7 @@ class Sieve:
         self._pieces.move_to(channel)
         return channel
 
-    def _break(self, error: Exception, step: int, bucket: int) -> RuntimeError:
+    def _break(self, step: int, bucket: int, error: Exception) -> RuntimeError:
         """DDP does not recover from an error in its hook, so neither does the sieve; the first cause is kept."""
         where = f"step {step}, bucket {bucket}: {type(error).__name__}: {error}"
         if self._broken is None:
@@ -316,12 +311,16 @@ class _Slot:
         if self.sieve is not None:
             return self.sieve.exchange(bucket)
         buffer_n = bucket.buffer().div_(self.link.workers)
-        return self.link.sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future
+        return self.link.sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future()
 
     def check(self, module: nn.Module, inputs: object) -> None:
         """Before each forward pass: after an error in the hook, DDP's own message would hide the cause."""
         if self.sieve is not None:
             self.sieve._refuse_if_broken()
+
+
+def _note(used: set[str], name: str, parameter: Tensor) -> None:
+    used.add(name)
 
 
 def _place() -> tuple[int, int]:

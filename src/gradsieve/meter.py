@@ -38,8 +38,12 @@ class Tally:
         return self.dense_bytes / self.bytes if self.bytes else float("inf")
 
     def add(self, other: "Tally") -> None:
-        for name in ("coordinates", "kept", "deferred", "bytes", "dense_bytes", "error"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.coordinates += other.coordinates
+        self.kept += other.kept
+        self.deferred += other.deferred
+        self.bytes += other.bytes
+        self.dense_bytes += other.dense_bytes
+        self.error += other.error
         for phase, seconds in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
@@ -80,10 +84,11 @@ class Meter:
         """Time what runs inside under one of the phases."""
         start = time.perf_counter()
         yield
-        self.spent(step, name, time.perf_counter() - start)
+        self.spent(step, **{name: time.perf_counter() - start})
 
-    def spent(self, step: int, name: str, seconds: float) -> None:
-        self._add(step, Tally(seconds={name: seconds}))
+    def spent(self, step: int, **seconds: float) -> None:
+        """Seconds by phase."""
+        self._add(step, Tally(seconds=seconds))
 
     def stats(self) -> Stats:
         """The figures so far: a copy, which later steps leave alone."""
@@ -111,5 +116,5 @@ class NullMeter(Meter):
     def phase(self, step: int, name: str) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
 
-    def spent(self, step: int, name: str, seconds: float) -> None:
+    def spent(self, step: int, **seconds: float) -> None:
         pass

@@ -11,7 +11,7 @@ L workers here, W in all, n coordinates. A DDP rank has L = 1; the simulator has
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.exchange import strategy
 from gradsieve.exchange.plan import Plan
-from gradsieve.exchange.told import Late
+from gradsieve.exchange.told import NOTHING, Late, Told
 from gradsieve.feedback import Feedback, Memory, Momentum
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter
@@ -64,7 +64,9 @@ class Channel:
         self._parameters = layout.segments("layer")
         self.memory = Memory(options.feedback, len(link.ranks), layout.size, device, dtype)
         self.memory_is_empty = True
-        self.state = options.rule.state(self.segments) if isinstance(options.rule, Learner) else {}
+        self._learner = options.rule if isinstance(options.rule, Learner) else None
+        self._accelerates = isinstance(options.feedback, Momentum)
+        self.state = self._learner.state(self.segments) if self._learner else {}
         self.cache: dict[str, Tensor] = {}
         self.plan = Plan(
             size=layout.size,
@@ -75,6 +77,7 @@ class Channel:
             strict=options.strict,
             may_go_dense=options.exchange == "auto",
         )
+        self._planned = options.rule  # whose elements the plan knows
         self.exchange = strategy(options.exchange, self.plan, link)
         self._late: Late | None = None
         self.bad = torch.zeros((), dtype=torch.bool, device=device)  # the last result is not finite, on all ranks
@@ -102,24 +105,46 @@ class Channel:
         self._sent = self._flushed_Ln = None
         self._decay = lr_ratio if self.options.feedback.kind == "update" else 1.0
         turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
+        rule = self._rule(step, turn)
+        started = time.perf_counter()
+        dense = self.options.exchange == "dense" or self.plan.dense
+        if dense and self._nothing_waits():
+            return self._timed(
+                step, started, self.link.sum(grad_Ln), lambda sum_n: self._receive_all(sum_n, out_n, turn, 1.0, None)
+            )
+        pending = self._correct(grad_Ln, gain, lr_ratio)
+        if dense:
+            p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
+            return self._timed(
+                step, started, self.link.sum(p_Ln), lambda sum_n: self._receive_all(sum_n, out_n, turn, gain, p_Ln)
+            )
+        self.memory_is_empty = False
+        sent, arrival = self.exchange.send(rule, pending, turn)
+
+        def receive(payload: Tensor) -> Tensor:
+            return self._receive(self.exchange.open(payload, sent, turn), pending, sent, out_n, turn, gain)
+
+        return self._timed(step, started, arrival, receive)
+
+    def _rule(self, step: int, turn: Turn) -> Rule:
+        """The rule of this step; the plan knows how many elements it keeps, where that is fixed."""
         rule = self.options.rule_at(step)
-        self.plan.fixed = rule.slots_now(turn) if isinstance(rule, Learner) else rule.slots(self.segments)
-        with self.meter.phase(step, "coding"):
-            dense = self.options.exchange == "dense" or self.plan.dense
-            if dense and self._nothing_waits():
-                return self.link.sum(grad_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, 1.0, None))
-            pending = self._correct(grad_Ln, gain, lr_ratio)
-            if dense:
-                p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
-                return self.link.sum(p_Ln).then(lambda total_n: self._receive_all(total_n, out_n, turn, gain, p_Ln))
-            self.memory_is_empty = False
-            sent, arrival = self.exchange.send(rule, pending, turn)
+        if self._learner is not None:
+            self.plan.fixed = self._learner.slots_now(turn)
+        elif rule is not self._planned:
+            self.plan.fixed, self._planned = rule.slots(self.segments), rule
+        return rule
+
+    def _timed(self, step: int, started: float, arrival: Arrival, receive: Callable[[Tensor], Tensor]) -> Arrival:
+        """Receive what arrives, and tell the meter how long each phase took."""
         issued = time.perf_counter()
 
         def arrived(payload: Tensor) -> Tensor:
-            self.meter.spent(step, "exchange", time.perf_counter() - issued)
-            with self.meter.phase(step, "decoding"):
-                return self._receive(self.exchange.open(payload, sent, turn), pending, sent, out_n, turn, gain)
+            here = time.perf_counter()
+            result = receive(payload)
+            done = time.perf_counter()
+            self.meter.spent(step, coding=issued - started, exchange=here - issued, decoding=done - here)
+            return result
 
         return arrival.then(arrived)
 
@@ -148,24 +173,22 @@ class Channel:
 
     def _nothing_waits(self) -> bool:
         """Whether p is the gradient itself, so that a dense step can send it as it lies."""
-        return self.options.feedback.kind == "none" or (
-            self.memory_is_empty and not isinstance(self.options.feedback, Momentum)
-        )
+        return self.options.feedback.kind == "none" or (self.memory_is_empty and not self._accelerates)
 
     def _receive(
         self, report: Report, pending: Pending, sent: Sparse, out_n: Tensor, turn: Turn, gain: float
     ) -> Tensor:
         """Decode into ``out_n``, which may be the gradient itself: whatever must be undone is undone before."""
-        now = not out_n.is_cuda or isinstance(self.options.rule, Learner) or isinstance(self.options.feedback, Momentum)
+        now = not out_n.is_cuda or self._learner is not None or self._accelerates
         self._late = Late(turn, report, self._error(sent, turn), sent)
-        if now:
-            self.catch_up()
-        ops.of(out_n).undo(pending, sent, report.bad)
+        bad = now and self.catch_up().bad
+        if bad or not now:
+            ops.of(out_n).undo(pending, sent, report.bad)
         report.decode(out_n, self.link.workers * gain)
-        if self.layout.size:  # a step that is not finite anywhere is so in every parameter, on every rank
+        if (bad or not now) and self.layout.size:  # a step that is not finite is so in every parameter, on every rank
             first_P = self._parameters.tensor(out_n.device)[:-1].clamp(max=self.layout.size - 1)
             out_n[first_P] = torch.where(report.bad, torch.nan, out_n[first_P])
-        if now and not bool(report.bad):
+        if now and not bad:
             self.memory.settle(sent)
             self._observe(out_n, turn)
         self._sent, self._undone, self.bad = sent, report.bad, report.bad
@@ -174,11 +197,11 @@ class Channel:
         self._wake()
         return out_n
 
-    def catch_up(self) -> None:
+    def catch_up(self) -> Told:
         """Take in what the last exchange told: at once on a CPU, a step later where a device would be waited for."""
         late, self._late = self._late, None
         if late is None:
-            return
+            return NOTHING
         told = late.read()
         if told.refused:
             raise late.report.complain(int(late.report.wrong_W.nonzero()[0]))
@@ -192,6 +215,7 @@ class Channel:
             dense_bytes=self.plan.dense_bytes,
             error=told.error,
         )
+        return told
 
     def conclude(self, bad: Tensor) -> None:
         """Once all channels of a step have arrived: where one of them was ``bad``, this memory keeps what it sent.
@@ -215,7 +239,7 @@ class Channel:
         total_n.div_(self.link.workers * gain)
         if total_n.data_ptr() != out_n.data_ptr():
             out_n.copy_(total_n)
-        learns = isinstance(self.options.rule, Learner)
+        learns = self._learner is not None
         if p_Ln is not None or learns or self.options.exchange != "dense":
             self.bad = self._undone = ~out_n.isfinite().all()
         if p_Ln is not None and not bool(self.bad):
@@ -233,8 +257,8 @@ class Channel:
         return out_n
 
     def _observe(self, out_n: Tensor, turn: Turn) -> None:
-        if isinstance(self.options.rule, Learner):
-            self.options.rule.observe(out_n, self.segments, turn)
+        if self._learner is not None:
+            self._learner.observe(out_n, self.segments, turn)
 
     def _error(self, sent: Sparse, turn: Turn) -> Tensor | None:
         """The memory's squared norm, in update units where the memory follows the learning rate."""

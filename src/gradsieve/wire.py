@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from gradsieve.ops import of
-from gradsieve.ops.reference import positions, to_int16
 from gradsieve.types import BLOCK, Sparse
 
 MAGIC = 0x5653_5247  # "GRSV"
@@ -98,64 +97,39 @@ class Frame:
         frame.header_LH.copy_(form.header.to(device, non_blocking=True))
         return frame
 
-    @property
+    @cached_property
     def sparse(self) -> Sparse:
         wanted_L, nonfinite_L = self.header_LH[:, WANTED], self.header_LH[:, NONFINITE]
         return Sparse(self.form.size, self.counts_LB, self.offsets_LK, self.values_LK, wanted_L, nonfinite_L)
+
+    @cached_property
+    def _agreed_H(self) -> Tensor:
+        return self.form.header[: STEP + 1].to(self.buffer_LN.device, non_blocking=True, copy=True)
 
     def pack(self, step: int) -> Tensor:
         """The bytes to send, once the ops have filled ``sparse``."""
         self.header_LH[:, STEP] = step & 0x7FFFFFFF
         if self.form.form == BITMAP:
-            self.index.copy_(to_bitmap(self.sparse, self.index.shape[1]))
+            of(self.buffer_LN).to_bitmap(self.sparse, self.index)
         return self.buffer_LN
 
     def unpack(self, step: int) -> tuple[Sparse, Tensor]:
         """What arrived, and which rows of it are not what was agreed (a bool a worker; nothing waits for a device)."""
-        expected_H = self.form.header.clone()
-        expected_H[STEP] = step & 0x7FFFFFFF
-        agreed = slice(0, STEP + 1)
-        header_H = expected_H[agreed].to(self.buffer_LN.device, non_blocking=True)
-        wrong_L = (self.header_LH[:, agreed] != header_H).any(1)
+        self._agreed_H[STEP] = step & 0x7FFFFFFF
+        wrong_L = (self.header_LH[:, : STEP + 1] != self._agreed_H).any(1)
         if self.form.form == BITMAP:
-            wrong_L |= from_bitmap(self.index, self.sparse)
+            wrong_L |= of(self.buffer_LN).from_bitmap(self.index, self.sparse)
         return self.sparse, wrong_L | of(self.buffer_LN).misplaced(self.sparse)
 
     def complaint(self, step: int, row: int, rank: int | None = None) -> WireError:
         """Why a row was refused; it is rank ``rank``'s, where that is not the row's number."""
         rank = row if rank is None else rank
-        expected_H = self.form.header.clone()
-        expected_H[STEP] = step & 0x7FFFFFFF
+        self._agreed_H[STEP] = step & 0x7FFFFFFF
         header = self.header_LH[row].tolist()
-        for name, got, agreed in zip(FIELDS[: STEP + 1], header, expected_H.tolist(), strict=False):
+        for name, got, agreed in zip(FIELDS[: STEP + 1], header, self._agreed_H.tolist(), strict=False):
             if got != agreed:
                 return WireError(f"payload of rank {rank}: {name} is {got}, {agreed} was agreed")
         return WireError(f"payload of rank {rank}: its counts or positions are out of range, or one is there twice")
-
-
-def to_bitmap(sparse: Sparse, width: int) -> Tensor:
-    """One bit a coordinate, lowest bit first, in ``width`` bytes a worker."""
-    index_LK, valid_LK = positions(sparse)
-    bits = torch.zeros(len(index_LK), 8 * width, dtype=torch.uint8, device=index_LK.device)
-    bits.scatter_reduce_(1, index_LK, valid_LK.to(torch.uint8), "amax")
-    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits.view(len(bits), width, 8) * weights).sum(2, dtype=torch.uint8)
-
-
-def from_bitmap(bitmap: Tensor, sparse: Sparse) -> Tensor:
-    """Write the offsets that a bitmap says into ``sparse``; true for a row whose bits and counts disagree."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=bitmap.device)
-    bits = ((bitmap.unsqueeze(2) >> shifts) & 1).view(len(bitmap), -1)
-    body = torch.nn.functional.pad(bits[:, : sparse.size], (0, sparse.counts_LB.shape[1] * BLOCK - sparse.size))
-    seen_LB = body.view(len(bits), -1, BLOCK).sum(2, dtype=torch.int32)
-    wrong_L = (seen_LB != sparse.counts_LB).any(1) | bits[:, sparse.size :].bool().any(1)
-
-    slot = bits.cumsum(1, dtype=torch.int32).long() - 1
-    slot = torch.where(bits.bool() & (slot < sparse.slots), slot, sparse.slots)
-    spare = torch.zeros(len(bits), sparse.slots + 1, dtype=torch.int16, device=bits.device)
-    offset = to_int16(torch.arange(bits.shape[1], device=bits.device) % BLOCK).expand_as(slot)
-    sparse.offsets_LK.copy_(spare.scatter_(1, slot, offset)[:, :-1])
-    return wrong_L
 
 
 def _pad(size: int) -> int:

@@ -80,9 +80,11 @@ def batches(rank: int, count: int, size: int = 8, seed: int = 5) -> list[tuple[T
     ]
 
 
-def train(ddp: nn.Module, data: list[tuple[Tensor, Tensor]], lr: float = 0.1) -> torch.optim.Optimizer:
+def train(
+    ddp: nn.Module, data: list[tuple[Tensor, Tensor]], optimizer: torch.optim.Optimizer | None = None
+) -> torch.optim.Optimizer:
     """Plain SGD on cross-entropy, one step a batch."""
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1) if optimizer is None else optimizer
     for x, y in data:
         optimizer.zero_grad()
         nn.functional.cross_entropy(ddp(x), y).backward()

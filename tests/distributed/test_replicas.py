@@ -1,8 +1,5 @@
 """What holds over many steps: replicas never drift apart, nothing is lost, nothing hangs."""
 
-import random
-import time
-
 import pytest
 import torch
 from given import RULES, Given, batches, drive, fingerprint, flat, memory_of, network, numbers, size_of, train
@@ -40,9 +37,10 @@ def test_a_density_of_one_is_plain_ddp(options, ranks):
 def hashes(rank, workers, rule, steps):
     ddp = DistributedDataParallel(network(), bucket_cap_mb=SMALL)
     sieve = gs.attach(ddp, gs.parse(rule))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     seen = []
-    for _ in range(steps // 10):
-        train(ddp, batches(rank, 10, seed=len(seen)))
+    for batch in batches(rank, steps):
+        train(ddp, [batch], optimizer)
         seen.append(fingerprint(ddp))
     return seen, sieve.stats()
 
@@ -52,7 +50,7 @@ def test_parameters_are_the_same_bits_on_all_ranks_for_500_steps(workers, ranks)
     """Row 3, with a planned capacity that some steps exceed."""
     results = ranks(workers, hashes, "threshold:0.02", 500)
     first, stats = results[0]
-    assert len(set(first)) == 50
+    assert len(set(first)) == 500
     assert all(seen == first for seen, _ in results)
     assert 0.01 < stats.total.density < 0.9
     assert stats.total.deferred > 0
@@ -76,7 +74,7 @@ def mass(rank, workers, cases, steps):
 def test_delivered_and_remembered_add_up_to_all_gradients(scope, values, ranks):
     """Row 2, over ranks and with planned capacities: W x delivered + memories = gradients."""
     cases = [(rule, {"scope": scope, "values": values, "exchange": "allgather"}) for rule in RULES]
-    results = ranks(2, mass, cases, 40)
+    results = ranks(2, mass, cases, 200)
     for (rule, _), *parts in zip(cases, *results, strict=True):
         came_n = sum(gradient_n for _, _, gradient_n, _ in parts)
         there_n = 2 * parts[0][0] + sum(memory_n for _, memory_n, _, _ in parts)
@@ -126,26 +124,3 @@ def test_one_rank_sends_nothing_another_everything(ranks):
     assert torch.equal(also_Tn, means_Tn)
     assert torch.equal(nothing_n, grads_TWn[:, 0].sum(0))
     assert not all_n.any()
-
-
-def hurried(rank, workers, buckets, repetition, steps):
-    """Many buckets, each rank now and then late, and as many elements as it happens to have."""
-    module = Given(((64,),) * buckets)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=64 / 2**20)
-    sieve = gs.attach(ddp, gs.HardThreshold(2.0))
-    late = random.Random(100 * repetition + rank)
-    for p in module.parameters():
-        p.register_hook(lambda grad: time.sleep(late.uniform(0, 0.02)) if late.random() < 2 / buckets else None)
-    grads_Tn = numbers(steps, workers, size_of(module), seed=repetition)[:, rank]
-    scale_T = torch.rand(steps, generator=torch.Generator().manual_seed(rank)) * 3
-    means_Tn = drive(ddp, grads_Tn * scale_T.unsqueeze(1))
-    return means_Tn, len(sieve._channels)
-
-
-@pytest.mark.parametrize("repetition", range(10))
-def test_many_buckets_and_late_ranks_neither_hang_nor_differ(repetition, ranks):
-    """Row 5."""
-    buckets, workers = (8, 16, 32, 48, 64)[repetition % 5], 2 + repetition % 3
-    results = ranks(workers, hurried, buckets, repetition, 20)
-    assert all(torch.equal(means_Tn, results[0][0]) for means_Tn, _ in results)
-    assert [count for _, count in results] == [buckets] * workers

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -10,16 +11,29 @@ from torch.futures import Future
 
 
 class Coming:
-    """An arrival over the network: a torch future, whose callbacks run when it completes."""
+    """An arrival over the network. All that is done with it is one callback: each fights for the interpreter."""
 
-    def __init__(self, future: "Future[Tensor]"):
-        self.future = future
+    def __init__(self, work: dist.Work, result: Tensor, uses: tuple[Callable[[Tensor], Tensor], ...] = ()):
+        self._work, self._result, self._uses = work, result, uses
 
     def then(self, use: Callable[[Tensor], Tensor]) -> "Coming":
-        return Coming(self.future.then(lambda done: use(done.value())))
+        return Coming(self._work, self._result, (*self._uses, use))
+
+    def future(self, on_error: Callable[[Exception], Exception] = lambda error: error) -> "Future[Tensor]":
+        """Of the last result; an error on the way is what ``on_error`` makes of it. Ask once: it does all there is."""
+        result, uses = self._result, self._uses  # and not the work, which holds this callback
+
+        def arrived(done: "Future[object]") -> Tensor:
+            try:
+                done.value()  # raises what the backend did
+                return reduce(lambda value, use: use(value), uses, result)
+            except Exception as error:
+                raise on_error(error) from error
+
+        return self._work.get_future().then(arrived)
 
     def wait(self) -> Tensor:
-        return self.future.wait()
+        return self.future().wait()
 
 
 class GroupLink:
@@ -46,16 +60,16 @@ class GroupLink:
 
     def gather(self, rows_LN: Tensor, into_WN: Tensor | None = None) -> Coming:
         out_WN = rows_LN.new_empty(self.workers, rows_LN.shape[1]) if into_WN is None else into_WN
-        return self._coming(_all_gather(out_WN.view(-1), rows_LN.view(-1), self.group), out_WN)
+        return Coming(_all_gather(out_WN.view(-1), rows_LN.view(-1), self.group), out_WN)
 
     def sum(self, rows_LN: Tensor) -> Coming:
         work = dist.all_reduce(rows_LN, group=self.group, async_op=True)
-        return self._coming(work, rows_LN.view(-1))
+        return Coming(work, rows_LN.view(-1))
 
     def scatter(self, parts_LWN: Tensor) -> Coming:
         out_WN = torch.empty_like(parts_LWN[0])
         work = dist.all_to_all_single(out_WN, parts_LWN[0].contiguous(), group=self.group, async_op=True)
-        return self._coming(work, out_WN.unsqueeze(0))
+        return Coming(work, out_WN.unsqueeze(0))
 
     def gather_varying(self, rows: list[Tensor], sizes_W: list[int]) -> Coming:
         """An all-to-all in which every rank sends all others the same: backends gather equal sizes only."""
@@ -64,15 +78,11 @@ class GroupLink:
         work = dist.all_to_all_single(
             out, copies, sizes_W, [rows[0].numel()] * self.workers, group=self.group, async_op=True
         )
-        return self._coming(work, out)
+        return Coming(work, out)
 
     def counts(self, count_L: Tensor) -> list[int]:
         counts: list[int] = self.gather(count_L.long().view(1, 1).to(self.device)).wait().view(-1).tolist()
         return counts
-
-    @staticmethod
-    def _coming(work: dist.Work, result: Tensor) -> Coming:
-        return Coming(work.get_future().then(lambda done: (done.value(), result)[1]))
 
 
 def _all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:

@@ -63,6 +63,8 @@ def _load() -> ctypes.CDLL | None:
             "give_back": [c_void_p],
             "clear": [c_void_p],
             "misplaced": [c_void_p, c_void_p],
+            "to_bitmap": [c_void_p, c_void_p, c_int64, c_int64],
+            "from_bitmap": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
             "vectors": [ctypes.c_int],
         }.items():
             getattr(library, f"gradsieve_{name}").argtypes = arguments
@@ -185,6 +187,25 @@ def misplaced(sparse: Sparse) -> Tensor:
     bad_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool)
     _library.gradsieve_misplaced(ctypes.byref(_meeting(sparse, sparse.values_LK, 0, 1.0)), bad_L.data_ptr())
     return bad_L
+
+
+def to_bitmap(sparse: Sparse, bitmap_LN: Tensor) -> None:
+    if _readable(sparse) and _rows_contiguous(bitmap_LN):
+        meeting = _meeting(sparse, sparse.values_LK, 0, 1.0)
+        pointers = bitmap_LN.data_ptr(), bitmap_LN.stride(0), bitmap_LN.shape[1]
+        _library.gradsieve_to_bitmap(ctypes.byref(meeting), *pointers)
+    else:
+        reference.to_bitmap(sparse, bitmap_LN)
+
+
+def from_bitmap(bitmap_LN: Tensor, sparse: Sparse) -> Tensor:
+    if not (_readable(sparse) and _rows_contiguous(bitmap_LN)):
+        return reference.from_bitmap(bitmap_LN, sparse)
+    wrong_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool)
+    meeting = _meeting(sparse, sparse.values_LK, 0, 1.0)
+    pointers = bitmap_LN.data_ptr(), bitmap_LN.stride(0), bitmap_LN.shape[1], wrong_L.data_ptr()
+    _library.gradsieve_from_bitmap(ctypes.byref(meeting), *pointers)
+    return wrong_L
 
 
 def _rows_contiguous(rows: Tensor) -> bool:

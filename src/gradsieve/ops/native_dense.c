@@ -1,4 +1,4 @@
-/* The ops that go back to dense: decode, mean, give_back, clear, and misplaced, the check before them. */
+/* The ops that go back to dense: decode, mean, give_back, clear, bitmaps, and misplaced, the check before them. */
 #include "native.h"
 
 #define TILE 2048u
@@ -146,10 +146,10 @@ typedef struct {
 
 /* A block is sound if its offsets ascend; in any other order each must be new. */
 static int unsound(const uint16_t *offsets, size_t count, size_t size) {
-    uint64_t seen[BLOCK / 64] = {0};
     size_t i = 1;
     while (i < count && offsets[i - 1] < offsets[i]) i++;
     if (i >= count) return count > 0 && offsets[count - 1] >= size;
+    uint64_t seen[BLOCK / 64] = {0};
     for (i = 0; i < count; i++) {
         uint64_t bit = (uint64_t)1 << offsets[i] % 64;
         if (offsets[i] >= size || seen[offsets[i] / 64] & bit) return 1;
@@ -177,4 +177,51 @@ static void check_row(void *context, size_t row) {
 void gradsieve_misplaced(const Meeting *meeting, uint8_t *bad) {
     Check check = {meeting, bad};
     for_each((size_t)meeting->workers, (size_t)meeting->threads, check_row, &check);
+}
+
+/* Sets the bit of each element; the bitmap has a whole number of bytes a row. */
+void gradsieve_to_bitmap(const Meeting *meeting, uint8_t *bitmap, int64_t stride, int64_t width) {
+    size_t blocks = blocks_of(meeting);
+    for (size_t row = 0; row < (size_t)meeting->workers; row++) {
+        const int32_t *counts = meeting->counts + (int64_t)row * meeting->counts_stride;
+        const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
+        uint8_t *to = bitmap + (int64_t)row * stride;
+        zero(to, (size_t)width);
+        for (size_t block = 0; block < blocks; block++, to += BLOCK / 8)
+            for (const uint16_t *end = offsets + counts[block]; offsets < end; offsets++)
+                to[*offsets / 8] |= (uint8_t)(1u << *offsets % 8);
+    }
+}
+
+/* Lists the bits of one block as offsets, as far as there is room. Returns how many there are. */
+static size_t list_bits(const uint8_t *bitmap, size_t bytes, uint16_t *offsets, size_t room) {
+    size_t found = 0;
+    for (size_t at = 0; at < bytes; at += 8) {
+        uint64_t bits = 0;
+        memcpy(&bits, bitmap + at, smaller(8, bytes - at));
+        for (; bits; bits &= bits - 1, found++)
+            if (found < room) offsets[found] = (uint16_t)(8 * at + (size_t)__builtin_ctzll(bits));
+    }
+    return found;
+}
+
+/* Writes the offsets that a bitmap says; a row is wrong whose bits and counts disagree or lie past the end. */
+void gradsieve_from_bitmap(const Meeting *meeting, const uint8_t *bitmap, int64_t stride, int64_t width,
+                           uint8_t *wrong) {
+    size_t blocks = blocks_of(meeting), size = (size_t)meeting->size, bytes = (size + 7) / 8;
+    for (size_t row = 0; row < (size_t)meeting->workers; row++) {
+        const int32_t *counts = meeting->counts + (int64_t)row * meeting->counts_stride;
+        uint16_t *offsets = (uint16_t *)meeting->offsets + (int64_t)row * meeting->offsets_stride;
+        const uint8_t *from = bitmap + (int64_t)row * stride;
+        size_t room = (size_t)meeting->slots;
+        wrong[row] = size % 8 && from[bytes - 1] >> size % 8 != 0;
+        for (size_t at = bytes; at < (size_t)width; at++) wrong[row] |= from[at] != 0;
+        for (size_t block = 0; block < blocks; block++) {
+            size_t start = block * (BLOCK / 8);
+            size_t found = list_bits(from + start, smaller(BLOCK / 8, bytes - start), offsets, room);
+            wrong[row] |= counts[block] < 0 || found != (size_t)counts[block];
+            offsets += smaller(found, room);
+            room -= smaller(found, room);
+        }
+    }
 }

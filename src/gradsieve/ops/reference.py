@@ -156,6 +156,31 @@ def positions(sparse: Sparse) -> tuple[Tensor, Tensor]:
     return index_LK.masked_fill(~valid_LK, 0), valid_LK
 
 
+def to_bitmap(sparse: Sparse, bitmap_LN: Tensor) -> None:
+    """Write one bit a coordinate, lowest bit first; elements must lie in ascending order."""
+    index_LK, valid_LK = positions(sparse)
+    bits = torch.zeros(len(index_LK), 8 * bitmap_LN.shape[1], dtype=torch.uint8, device=index_LK.device)
+    bits.scatter_reduce_(1, index_LK, valid_LK.to(torch.uint8), "amax")
+    weights = 2 ** torch.arange(8, dtype=torch.uint8, device=bits.device)
+    bitmap_LN.copy_((bits.view(*bitmap_LN.shape, 8) * weights).sum(2, dtype=torch.uint8))
+
+
+def from_bitmap(bitmap_LN: Tensor, sparse: Sparse) -> Tensor:
+    """Write the offsets that a bitmap says into ``sparse``; true for a row whose bits and counts disagree."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bitmap_LN.device)
+    bits = ((bitmap_LN.unsqueeze(2) >> shifts) & 1).view(len(bitmap_LN), -1)
+    body = torch.nn.functional.pad(bits[:, : sparse.size], (0, sparse.counts_LB.shape[1] * BLOCK - sparse.size))
+    seen_LB = body.view(len(bits), -1, BLOCK).sum(2, dtype=torch.int32)
+    wrong_L = (seen_LB != sparse.counts_LB).any(1) | bits[:, sparse.size :].bool().any(1)
+
+    slot = bits.cumsum(1, dtype=torch.int32).long() - 1
+    slot = torch.where(bits.bool() & (slot < sparse.slots), slot, sparse.slots)
+    spare = torch.zeros(len(bits), sparse.slots + 1, dtype=torch.int16, device=bits.device)
+    offset = to_int16(torch.arange(bits.shape[1], device=bits.device) % BLOCK).expand_as(slot)
+    sparse.offsets_LK.copy_(spare.scatter_(1, slot, offset)[:, :-1])
+    return wrong_L
+
+
 def correct(pending: Pending) -> tuple[Tensor, Tensor]:
     """The error-corrected gradient p, formed in the memory's dtype, and where it is finite."""
     memory_Ln = pending.memory_Ln

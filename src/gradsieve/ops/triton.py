@@ -21,6 +21,7 @@ from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, W
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 WIDTH = 1024
+to_bitmap, from_bitmap = reference.to_bitmap, reference.from_bitmap
 
 
 def available() -> bool:
