@@ -36,6 +36,13 @@ class Segments:
     def sizes(self) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in pairwise(self.bounds))
 
+    def __hash__(self) -> int:
+        return self._hash  # asked at every step; tuples do not remember theirs
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.bounds, self.keys))
+
     @cached_property
     def _tensors(self) -> dict[torch.device, Tensor]:
         return {}

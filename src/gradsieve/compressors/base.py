@@ -1,6 +1,7 @@
 """What the rules share: checked arguments, counts from densities, keys for random draws."""
 
 import math
+from functools import lru_cache
 from numbers import Real
 
 import torch
@@ -37,15 +38,20 @@ def k_of(density: float, size: int) -> int:
     return min(size, max(1, math.floor(density * size * (1 + 1e-12)))) if size else 0
 
 
+@lru_cache(maxsize=256)  # asked at every step, over as many segments as there are layers
 def k_by_segment(density: float, segments: Segments) -> tuple[int, ...]:
     return tuple(k_of(density, size) for size in segments.sizes)
 
 
 def keys_LS(seed: int, segments: Segments, turn: Turn, workers: int) -> Tensor:
     """A 31-bit key for each worker and segment at this step; the same for all workers where they share."""
-    key_S = torch.tensor(segments.keys, dtype=torch.int64)
-    key_S = mix32(mix32((key_S ^ seed) & 0xFFFFFFFF) + turn.step & 0xFFFFFFFF)
+    key_S = mix32(_seeded(seed, segments) + turn.step & 0xFFFFFFFF)
     if turn.ranks is None:
         return (key_S & 0x7FFFFFFF).expand(workers, -1)
     rank_L = torch.arange(turn.ranks.start, turn.ranks.stop).unsqueeze(1)
     return mix32(key_S + mix32(rank_L + 1) & 0xFFFFFFFF) & 0x7FFFFFFF
+
+
+@lru_cache(maxsize=256)
+def _seeded(seed: int, segments: Segments) -> Tensor:
+    return mix32((torch.tensor(segments.keys, dtype=torch.int64) ^ seed) & 0xFFFFFFFF)

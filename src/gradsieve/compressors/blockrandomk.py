@@ -1,6 +1,7 @@
 """Block-random-k: one run of consecutive coordinates from a random start."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,9 +41,15 @@ class BlockRandomK:
 
 def runs(segments: Segments, k_S: tuple[int, ...], keys_LS: Tensor) -> Tensor:
     """Each worker's coordinates: in every segment k in a row from ``key mod size``, wrapping."""
+    segment_K, slot_K, size_K, first_K = slots_by_segment(segments, k_S)
+    return keys_LS[:, segment_K].add_(slot_K).remainder_(size_K).add_(first_K)
+
+
+@lru_cache(maxsize=64)
+def slots_by_segment(segments: Segments, k_S: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For each of the slots: its segment, its number there, and that segment's size and first coordinate."""
     k = torch.tensor(k_S, dtype=torch.int64)
     segment_K = torch.repeat_interleave(torch.arange(len(k_S)), k)
     slot_K = torch.arange(len(segment_K)) - (k.cumsum(0) - k)[segment_K]
     bounds = segments.tensor(torch.device("cpu"))
-    size_K = bounds.diff()[segment_K]
-    return (keys_LS[:, segment_K] + slot_K) % size_K + bounds[segment_K]
+    return segment_K, slot_K, bounds.diff()[segment_K], bounds[segment_K]

@@ -92,6 +92,29 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
+def profile(rows: Sequence[Row]) -> str:
+    """Where a step's time goes, as Markdown: each phase as a part of the dense step of the same run.
+
+    If nothing overlapped, a step would take the sum of ``no exchange`` and its phases; ``hidden`` is the share of
+    the phases that the backward pass covers.
+    """
+    parts = []
+    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
+        chosen = {row.way: row for row in rows if (row.workers, row.link) == (workers, link)}
+        dense, alone = chosen["dense"].ms, chosen["no exchange"].ms
+        parts += [f"**{workers} workers, {link}** (dense: {dense:.1f} ms)", ""]
+        parts.append("| way | backward | coding | exchange | decoding | step | hidden |")
+        parts.append("| --- " + "| ---: " * 6 + "|")
+        for way, row in chosen.items():
+            if row.phases:
+                phases = [row.phases[phase] for phase in ("coding", "exchange", "decoding")]
+                hidden = 1 - (row.ms - alone) / sum(phases)
+                cells = [f"{ms / dense:.3f}" for ms in (alone, *phases, row.ms)]
+                parts.append(f"| {way} | " + " | ".join(cells) + f" | {hidden:.0%} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers."""
     from matplotlib.figure import Figure

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
 from gradsieve.lab.bench.hosts import bytes_sent
+from gradsieve.lab.bench.phases import Watch
 from gradsieve.lab.bench.shapes import resnet18
-from gradsieve.lab.bench.ways import PEERS, way_of
+from gradsieve.lab.bench.ways import PEERS, peer_of, way_of
 
 WARM = 12  # steps before the first that is timed, while the memory fills; what has none needs 3
 STEPS = 3  # timed steps in a row of one way, after one that is not timed
@@ -60,6 +61,21 @@ def _backward(model: DistributedDataParallel) -> None:
     model().backward()
 
 
+def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, steps: int) -> gs.Meter:
+    """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
+    options, state, hook = peer_of(way)
+    watch = Watch(hook, gs.Meter())
+    model = DistributedDataParallel(Backward(shapes, draws), **options)
+    model.register_comm_hook(state, watch.watched)
+    with watch.collectives():
+        for _ in range(3 if steps > 1 else 1):
+            _backward(model)
+        watch.meter = gs.Meter()
+        for _ in range(steps):
+            _backward(model)
+    return watch.meter
+
+
 def main(job: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -99,12 +115,13 @@ def main(job: dict[str, Any]) -> None:
             worst = torch.tensor([sum(samples[way])])
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             spent[way] = float(worst)
+    meters = {way: sieve.meter for way, sieve in sieves.items() if isinstance(sieve, gs.Sieve)}
+    for way in ways:
+        if way in PEERS and way != "no exchange":
+            meters[way] = _watch(way, shapes, draws, 5 if spent[way] < 20 else 1)
     if rank == 0:
-        phases = {
-            way: {p: s / sieve.stats().total.steps for p, s in sieve.stats().total.seconds.items()}
-            for way, sieve in sieves.items()
-            if isinstance(sieve, gs.Sieve)
-        }
+        totals = {way: meter.stats().total for way, meter in meters.items()}
+        phases = {way: {p: s / total.steps for p, s in total.seconds.items()} for way, total in totals.items()}
         densities = {w: s.stats().total.density for w, s in sieves.items() if isinstance(s, gs.Sieve)}
         print(json.dumps({"samples": samples, "sent": sent, "phases": phases, "densities": densities}), flush=True)
     dist.barrier()

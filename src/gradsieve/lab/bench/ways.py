@@ -7,6 +7,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
+from gradsieve.lab.bench.phases import Hook
 from gradsieve.lab.errors import LabError
 
 PEERS = ("no exchange", "dense", "fp16 hook", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4")
@@ -31,23 +32,31 @@ def check(name: str) -> None:
         raise LabError(f"way takes {', '.join(PEERS)}, {AUTO}, or a rule such as topk:0.001, not {name!r}")
 
 
+def peer_of(name: str) -> tuple[dict[str, Any], Any, Hook]:
+    """DDP's own options for one of PyTorch's ways, its hook's state and its hook."""
+    if name.startswith("PowerSGD rank "):
+        rank = int(name.rsplit(" ", 1)[1])
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        return {"bucket_cap_mb": 1000}, state, powerSGD_hook.powerSGD_hook  # several buckets crash it over gloo
+    hooks: dict[str, Hook] = {
+        "no exchange": debugging_hooks.noop_hook,
+        "dense": default_hooks.allreduce_hook,  # what DDP does without a hook, where it can be watched
+        "fp16 hook": default_hooks.fp16_compress_hook,
+    }
+    return {}, None, hooks[name]
+
+
 def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
     """DDP's own options for a way, and what to do with the DDP module.
 
     Ours are a rule's text, with bfloat16 values unless a precision follows: ``topk:0.001 float32``. ``threshold:auto``
     is a threshold that the caller found.
     """
-    if name == "no exchange":
-        return {}, lambda ddp: ddp.register_comm_hook(None, debugging_hooks.noop_hook)
     if name == "dense":
         return {}, lambda ddp: None
-    if name == "fp16 hook":
-        return {}, lambda ddp: ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if name.startswith("PowerSGD rank "):
-        rank = int(name.rsplit(" ", 1)[1])
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        # several buckets crash PowerSGD over gloo: it gets one
-        return {"bucket_cap_mb": 1000}, lambda ddp: ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    if name in PEERS:
+        options, state, hook = peer_of(name)
+        return options, lambda ddp: ddp.register_comm_hook(state, hook)
     text, _, values = name.partition(" ")
     rule = gs.HardThreshold(threshold) if text == AUTO and threshold is not None else gs.parse(text)
     return {}, lambda ddp: gs.attach(ddp, rule, values=values or "bfloat16", meter=gs.Meter(error=False))
