@@ -34,8 +34,8 @@ bench: $(INSTALLED)  ## time the operators against the floor that memory sets
 sanitize: $(INSTALLED)  ## the op tests on a build of the C kernels that checks addresses and undefined behaviour
 	@mkdir -p build
 	gcc -std=gnu11 -g -O1 -ffp-contract=off -fno-omit-frame-pointer -fsanitize=address,undefined \
-	  -fno-sanitize-recover=undefined -fPIC -shared -pthread src/gradsieve/ops/native.c \
-	  src/gradsieve/ops/native_dense.c -o build/native-sanitized.so -lm
+	  -fno-sanitize-recover=undefined -fPIC -shared -pthread src/gradsieve/ops/native*.c \
+	  -o build/native-sanitized.so -lm
 	LD_PRELOAD="$(foreach l,asan ubsan stdc++,$(shell gcc -print-file-name=lib$(l).so))" ASAN_OPTIONS=detect_leaks=0 \
 	  OMP_NUM_THREADS=1 GRADSIEVE_NATIVE=$(CURDIR)/build/native-sanitized.so \
 	  $(BIN)/python -m pytest tests/ops -x -k "not triton" -p no:cacheprovider -s

@@ -21,8 +21,8 @@ setup(
     ext_modules=[
         Extension(
             "gradsieve.ops._native",
-            [f"{OPS}/native.c", f"{OPS}/native_dense.c"],
-            depends=[f"{OPS}/native.h"],
+            [f"{OPS}/native.c", f"{OPS}/native_dense.c", f"{OPS}/native_loops.c"],
+            depends=[f"{OPS}/native.h", f"{OPS}/native_loops.h"],
             extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread"],
             libraries=["m"],
             extra_link_args=["-pthread"],

@@ -1,4 +1,4 @@
-/* What native.c and native_dense.c share: number formats, a growing list of hits, threads. */
+/* What the C files share: number formats, a growing list of hits, threads. */
 #ifndef GRADSIEVE_NATIVE_H
 #define GRADSIEVE_NATIVE_H
 

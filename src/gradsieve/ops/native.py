@@ -81,9 +81,12 @@ def available() -> bool:
     return _library is not None
 
 
-def vectors(wanted: bool = True) -> bool:
-    """Use the CPU's vector instructions, or the portable code; returns whether it has those we know."""
-    return bool(_library.gradsieve_vectors(int(wanted)))
+PORTABLE, AVX2, AVX512 = range(3)
+
+
+def vectors(most: int = AVX512) -> int:
+    """Use the CPU's vector instructions up to these; returns those it uses."""
+    return int(_library.gradsieve_vectors(most))
 
 
 def threshold(pending: Pending, threshold: float) -> Sparse:
