@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradsieve.exchange.group import Coming, GroupLink
+from gradsieve.exchange.pace import Pace
 from gradsieve.feedback import Momentum
 from gradsieve.handshake import agree
 from gradsieve.layout import Layout
@@ -112,6 +113,8 @@ class Sieve:
         self._lr: float | None = None
         self._lr_ratio = 1.0
         self._gain = 1.0
+        self._pace: Pace | None = None
+        self._dense, self._at_stake = False, True  # this step
         self._sent: list[Channel] = []  # in this step
         self._waiting: list[tuple[GradBucket, Future[Tensor]]] = []
         self._broken: str | None = None
@@ -130,6 +133,8 @@ class Sieve:
             self._unwatch()
         link = GroupLink(group)
         agree(link, self.options, self._layout, link.device)
+        on_cpu = all(p.is_cpu for p in self._names)  # a device codes while the host goes on: no clock here sees it
+        self._pace = Pace(link) if self.options.exchange == "auto" and on_cpu else None
         self._link = link
 
     def stats(self) -> Stats:
@@ -198,8 +203,11 @@ class Sieve:
             raise self._break(self.step, bucket.index(), error) from error
 
     def _begin(self) -> None:
-        """Once a step: what the learning rate and the loss scale are now."""
+        """Once a step: what the learning rate and the loss scale are now, and whether all of it travels."""
         self._settle()
+        if self._pace is not None:
+            self._dense = self._pace.next_step(self._channels.values())
+            self._at_stake = not self._dense or not all(c.nothing_waits() for c in self._channels.values())
         if self._scaler is not None and self._scaler.is_enabled():
             self._gain = 1.0 / self._scaler.get_scale()
         if self._optimizer is not None:
@@ -230,7 +238,16 @@ class Sieve:
         self._sent.append(channel)
         if self._used is not None:
             channel.rest([name for name in channel.layout.names if name not in self._used])
-        arrival = channel.step(grad_Ln, out_n, self.step, lr=self._lr, lr_ratio=self._lr_ratio, gain=self._gain)
+        arrival = channel.step(
+            grad_Ln,
+            out_n,
+            self.step,
+            lr=self._lr,
+            lr_ratio=self._lr_ratio,
+            gain=self._gain,
+            prefer_dense=self._dense,
+            at_stake=self._at_stake,
+        )
         assert isinstance(arrival, Coming)
         return arrival
 

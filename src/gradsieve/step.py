@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -84,6 +85,7 @@ class Channel:
         self._undone = self.bad  # and this memory is as it was before
         self._sent: Sparse | None = None  # what the last step can still take back: elements,
         self._flushed_Ln: Tensor | None = None  # or a whole memory
+        self.busy = 0.0  # seconds that the last exchange spent coding and decoding
         self._decay = 1.0  # what brings a memory from the learning rate before to the one of this step
         self._resting: list[tuple[str, slice, Tensor]] = []
 
@@ -96,10 +98,14 @@ class Channel:
         lr: float | None = None,
         lr_ratio: float = 1.0,
         gain: float = 1.0,
+        prefer_dense: bool = False,
+        at_stake: bool = True,
     ) -> Arrival:
         """Exchange one gradient; ``out_n`` holds the mean, in the gradient's own units, when the arrival is there.
 
-        ``lr_ratio`` is lr_before / lr_now; ``gain`` brings the gradient into the memory's units (1 / loss scale).
+        ``lr_ratio`` is lr_before / lr_now; ``gain`` brings the gradient into the memory's units (1 / loss scale);
+        ``prefer_dense`` sends all of it, this time; ``at_stake`` is whether any channel of the step has a memory, which
+        it must not lose to a step that is not finite.
         """
         self.catch_up()
         self._sent = self._flushed_Ln = None
@@ -107,17 +113,16 @@ class Channel:
         turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
         rule = self._rule(step, turn)
         started = time.perf_counter()
-        dense = self.options.exchange == "dense" or self.plan.dense
-        if dense and self._nothing_waits():
-            return self._timed(
-                step, started, self.link.sum(grad_Ln), lambda sum_n: self._receive_all(sum_n, out_n, turn, 1.0, None)
-            )
+        dense = prefer_dense or self.options.exchange == "dense" or self.plan.dense
+        if dense and self.nothing_waits():
+            check = self._learner is not None or (at_stake and self.options.exchange != "dense")
+            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, gain=1.0, p_Ln=None, check=check)
+            return self._timed(step, started, self.link.sum(grad_Ln), receive_all)
         pending = self._correct(grad_Ln, gain, lr_ratio)
         if dense:
             p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
-            return self._timed(
-                step, started, self.link.sum(p_Ln), lambda sum_n: self._receive_all(sum_n, out_n, turn, gain, p_Ln)
-            )
+            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, gain=gain, p_Ln=p_Ln, check=True)
+            return self._timed(step, started, self.link.sum(p_Ln), receive_all)
         self.memory_is_empty = False
         sent, arrival = self.exchange.send(rule, pending, turn)
 
@@ -143,6 +148,7 @@ class Channel:
             here = time.perf_counter()
             result = receive(payload)
             done = time.perf_counter()
+            self.busy = issued - started + done - here
             self.meter.spent(step, coding=issued - started, exchange=here - issued, decoding=done - here)
             return result
 
@@ -150,7 +156,7 @@ class Channel:
 
     def rest(self, names: Sequence[str]) -> None:
         """Leave these parameters' memory out of the next step: a result for them may be dropped."""
-        if self._nothing_waits():
+        if self.nothing_waits():
             return
         for i in map(self.layout.names.index, names):
             place = slice(*self.layout.bounds[i : i + 2])
@@ -171,7 +177,7 @@ class Channel:
         pending.values, pending.measure, pending.cache = self.options.values, self.meter.error, self.cache
         return pending
 
-    def _nothing_waits(self) -> bool:
+    def nothing_waits(self) -> bool:
         """Whether p is the gradient itself, so that a dense step can send it as it lies."""
         return self.options.feedback.kind == "none" or (self.memory_is_empty and not self._accelerates)
 
@@ -190,7 +196,8 @@ class Channel:
             out_n[first_P] = torch.where(report.bad, torch.nan, out_n[first_P])
         if now and not bad:
             self.memory.settle(sent)
-            self._observe(out_n, turn)
+            if self._learner is not None:
+                self._learner.observe(out_n, self.segments, turn)
         self._sent, self._undone, self.bad = sent, report.bad, report.bad
         if out_n.dtype == torch.float16:  # a finite mean may be too large for it
             self.bad = self.bad | ~out_n.isfinite().all()
@@ -234,31 +241,27 @@ class Channel:
             memory_Ln.mul_(torch.where(self._undone, self._decay, 1.0).to(memory_Ln.dtype))
         self._sent = self._flushed_Ln = None
 
-    def _receive_all(self, total_n: Tensor, out_n: Tensor, turn: Turn, gain: float, p_Ln: Tensor | None) -> Tensor:
+    def _receive_all(
+        self, total_n: Tensor, *, out_n: Tensor, turn: Turn, gain: float, p_Ln: Tensor | None, check: bool
+    ) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
         total_n.div_(self.link.workers * gain)
         if total_n.data_ptr() != out_n.data_ptr():
             out_n.copy_(total_n)
-        learns = self._learner is not None
-        if p_Ln is not None or learns or self.options.exchange != "dense":
-            self.bad = self._undone = ~out_n.isfinite().all()
+        self.bad = self._undone = ~out_n.isfinite().all() if check else torch.zeros_like(self.bad)
         if p_Ln is not None and not bool(self.bad):
             self._flushed_Ln, self.memory.tensors["memory"] = self.memory.memory_Ln, p_Ln.zero_()
             self.memory.settle(None)
             self.memory_is_empty = True
         self._wake()
-        if learns and not bool(self.bad):
-            self._observe(out_n, turn)
+        if self._learner is not None and not bool(self.bad):
+            self._learner.observe(out_n, self.segments, turn)
         self.plan.went_dense()
         dense = self.plan.dense_bytes
         self.meter.record(
             turn.step, coordinates=self.layout.size, kept=self.layout.size, bytes=dense, dense_bytes=dense
         )
         return out_n
-
-    def _observe(self, out_n: Tensor, turn: Turn) -> None:
-        if self._learner is not None:
-            self._learner.observe(out_n, self.segments, turn)
 
     def _error(self, sent: Sparse, turn: Turn) -> Tensor | None:
         """The memory's squared norm, in update units where the memory follows the learning rate."""

@@ -39,6 +39,11 @@ class Plan:
         return self.fixed if self.fixed is not None else None if self.strict else self.known
 
     @property
+    def expected(self) -> int:
+        """Elements of the next exchange, as far as is known."""
+        return self.fixed if self.fixed is not None else self.known or 0
+
+    @property
     def dense(self) -> bool:
         """Whether the next exchange goes dense: the cheaper of the two, in bytes that a rank sends."""
         if not self.may_go_dense:
