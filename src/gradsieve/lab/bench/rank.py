@@ -21,7 +21,7 @@ from gradsieve.lab.bench.phases import Watch
 from gradsieve.lab.bench.shapes import resnet18
 from gradsieve.lab.bench.ways import PEERS, peer_of, way_of
 
-WARM = 12  # steps before the first that is timed, while the memory fills; what has none needs 3
+WARM = 18  # steps before the first that is timed, while the memory fills and `auto` tries; what has none needs 3
 STEPS = 3  # timed steps in a row of one way, after one that is not timed
 
 
