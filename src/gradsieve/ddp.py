@@ -14,12 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradsieve.exchange.group import Coming, GroupLink
-from gradsieve.exchange.pace import Pace
 from gradsieve.feedback import Momentum
 from gradsieve.handshake import agree
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter, Stats
 from gradsieve.options import options_of
+from gradsieve.pace import Pace
 from gradsieve.state import Pieces, blank, load_pieces, save_pieces
 from gradsieve.step import Channel, Options
 from gradsieve.types import Rule

@@ -8,8 +8,8 @@ from given import Given, drive, memory_of, size_of
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
-from gradsieve.exchange import pace
-from gradsieve.exchange.pace import DENSE, SPARSE
+from gradsieve import pace
+from gradsieve.pace import DENSE, SPARSE
 
 SHAPES = ((400, 500), (100_000,))
 TRIAL = SPARSE + DENSE
