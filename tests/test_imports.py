@@ -16,7 +16,7 @@ LEVELS = [
     {"compressors"},
     {"feedback", "layout", "wire", "exchange", "meter", "theory"},
     {"step"},
-    {"options", "state", "handshake"},
+    {"options", "state", "handshake", "pace"},
     {"ddp", "simulate", "advise"},
     {""},  # the package itself: the public names
     {"lab", "integrations"},

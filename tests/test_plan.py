@@ -1,5 +1,7 @@
 """Slots and forms: every rank comes to the same plan, and it is never dearer than dense."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +11,8 @@ import gradsieve as gs
 from gradsieve.exchange.plan import COUNT_BYTES, LONGEST_REST, Plan
 
 
-def plan_of(size=100_000, workers=4, fixed=None, **options):
-    return Plan(size=size, values=torch.float32, workers=workers, layout=1, fixed=fixed, **options)
+def plan_of(size=100_000, workers=4, fixed=None, values=torch.float32, **options):
+    return Plan(size=size, values=values, workers=workers, layout=1, fixed=fixed, **options)
 
 
 @given(size=st.integers(0, 5000), workers=st.integers(1, 20))
@@ -90,3 +92,16 @@ def test_a_step_after_the_rest_is_sparse_again(generator):
     assert 1.0 in densities
     assert densities[-1] == 0.0
     assert not sim.channel.memory.memory_Ln.abs().ge(1.0).any()
+
+
+@pytest.mark.parametrize(("density", "known", "planned"), [(0.001, 1.25, 1.45), (0.01, 1.40, 1.45)])
+def test_bytes_are_near_the_floor(density, known, planned):
+    """Positions of k of n coordinates need log2(C(n, k)) bits, a bfloat16 value 16."""
+    size = 11_200_000
+    k = int(density * size)
+    choices = math.lgamma(size + 1) - math.lgamma(k + 1) - math.lgamma(size - k + 1)
+    floor = choices / math.log(2) / 8 + 2 * k
+    plan = plan_of(size=size, values=torch.bfloat16)
+    assert plan.format(k).bytes <= known * floor
+    plan.learn(k)
+    assert plan.format(plan.slots).bytes <= planned * floor

@@ -8,7 +8,7 @@ import torch
 
 from gradsieve.wire import Format, form_of
 
-SPARE = 1.1  # slots above the last step's count: counts move by a few percent from step to step
+SPARE = 1.07  # slots above the last step's count: counts move by a few percent from step to step
 SLACK = 1.2  # more than this above what was needed, and the slots shrink again
 COUNT_BYTES = 8  # a rank's count, where the ranks agree on sizes first
 LONGEST_REST = 64  # dense steps before a sparse one is tried again
