@@ -115,7 +115,7 @@ class Frame:
 
     def unpack(self, step: int) -> tuple[Sparse, Tensor]:
         """What arrived, and which rows of it are not what was agreed (a bool a worker; nothing waits for a device)."""
-        self._agreed_H[STEP] = step & 0x7FFFFFFF
+        self._agreed_H[STEP : STEP + 1] = step & 0x7FFFFFFF  # a slice is filled without waiting for a device
         wrong_L = (self.header_LH[:, : STEP + 1] != self._agreed_H).any(1)
         if self.form.form == BITMAP:
             wrong_L |= of(self.buffer_LN).from_bitmap(self.index, self.sparse)
@@ -124,7 +124,7 @@ class Frame:
     def complaint(self, step: int, row: int, rank: int | None = None) -> WireError:
         """Why a row was refused; it is rank ``rank``'s, where that is not the row's number."""
         rank = row if rank is None else rank
-        self._agreed_H[STEP] = step & 0x7FFFFFFF
+        self._agreed_H[STEP : STEP + 1] = step & 0x7FFFFFFF
         header = self.header_LH[row].tolist()
         for name, got, agreed in zip(FIELDS[: STEP + 1], header, self._agreed_H.tolist(), strict=False):
             if got != agreed:

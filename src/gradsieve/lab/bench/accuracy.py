@@ -6,6 +6,7 @@ Started as ``python -m gradsieve.lab.bench.accuracy JSON``; rank 0 prints one JS
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradsieve.lab import tasks
 from gradsieve.lab.bench.ways import way_of
 from gradsieve.lab.runner import Options, optimizer_of
+from gradsieve.lab.tasks.base import Classification
 
 
 def main(job: dict[str, Any]) -> None:
@@ -26,6 +28,9 @@ def main(job: dict[str, Any]) -> None:
     rank, workers = dist.get_rank(), dist.get_world_size()
     folder = Path(job["data_dir"]) if job["data_dir"] else None
     task = tasks.get(job["task"], data_dir=folder)
+    if isinstance(task, Classification) and job["judged_by"]:
+        count = job["judged_by"]
+        task = replace(task, test_inputs=task.test_inputs[:count], test_labels=task.test_labels[:count])
     options = Options(workers=workers, epochs=job["epochs"], seed=job["seed"])
     recipe = options.recipe(task)
     per_epoch = task.steps_per_epoch(workers, recipe.batch_size)

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from gradsieve.lab.errors import LabError
 
 NET = "198.18.0"
-SWITCH = "gsv-switch"
 
 
 class NoHosts(LabError):
@@ -35,24 +34,25 @@ def hosts(count: int, rate: str | None) -> Iterator[list[str]]:
     reason = why_not()
     if reason is not None:
         raise NoHosts(reason)
-    names = [f"gsv-host{i}" for i in range(count)]
+    own = f"gsv{os.getpid()}"  # two runs at a time have hosts of their own
+    switch, names = f"{own}-switch", [f"{own}-host{i}" for i in range(count)]
     try:
-        _run(f"ip netns add {SWITCH}")
-        _run(f"ip -n {SWITCH} link add br0 type bridge")
-        _run(f"ip -n {SWITCH} link set br0 up")
+        _run(f"ip netns add {switch}")
+        _run(f"ip -n {switch} link add br0 type bridge")
+        _run(f"ip -n {switch} link set br0 up")
         for i, name in enumerate(names):
             _run(f"ip netns add {name}")
             _run(f"ip -n {name} link set lo up")
-            _run(f"ip link add eth0 netns {name} type veth peer name v{i} netns {SWITCH}")
+            _run(f"ip link add eth0 netns {name} type veth peer name v{i} netns {switch}")
             _run(f"ip -n {name} addr add {NET}.{i + 1}/24 dev eth0")
             _run(f"ip -n {name} link set eth0 up")
-            _run(f"ip -n {SWITCH} link set v{i} master br0 up")
+            _run(f"ip -n {switch} link set v{i} master br0 up")
             if rate is not None:
                 _shape(name, "eth0", rate)
-                _shape(SWITCH, f"v{i}", rate)
+                _shape(switch, f"v{i}", rate)
         yield names
     finally:
-        for name in [*names, SWITCH]:
+        for name in [*names, switch]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 

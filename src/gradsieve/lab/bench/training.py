@@ -51,6 +51,7 @@ def run(
     patience: float = 25.0,
     seed: int = 0,
     data_dir: Path | None = None,
+    judged_by: int | None = None,
 ) -> list[Arrival]:
     """Train every way, ours first; a peer is given up after ``patience`` times our best: the ratio is told then."""
     for way in ways:
@@ -72,6 +73,7 @@ def run(
                 "epochs": epochs,
                 "every": every,
                 "seconds": limit,
+                "judged_by": judged_by,
             }
             tell(f"{task}, {workers} workers, {link}: {way}")
             result = run_ranks("gradsieve.lab.bench.accuracy", job, workers, link, limit=limit + 600)
