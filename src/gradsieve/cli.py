@@ -51,6 +51,8 @@ Writes results.jsonl, summary.json, report.html and curves.png into --out.
   gradsieve compare --launch processes --workers 2 --rule topk:0.01 --epochs 5
 
   gradsieve compare --task cifar --data-dir DIR --epochs 10 --rule topk:0.001 --rule threshold:auto
+
+  gradsieve compare --task cifar-resnet18 --data-dir DIR --device cuda --workers 8 --rule dense --rule threshold:0.0072
 """
 _REPORT_HELP = """Rebuild report.html, curves.png and summary.json from the results.jsonl of a directory; never trains.
 
@@ -102,6 +104,12 @@ def compare(
         Literal["virtual", "processes"],
         typer.Option(help="Workers in this process, or as real processes with DDP over gloo."),
     ] = "virtual",
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where virtual workers train; on a GPU as one CUDA graph.")
+    ] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the network first: half a minute or more, then faster steps.")
+    ] = False,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Examples a worker a step. Default: the task's.")
     ] = None,
@@ -115,7 +123,11 @@ def compare(
 ) -> int:
     rules = rule or ["dense", "topk:0.01", comparison.AUTO]
     comparison.entries(rules)  # a wrong rule is said before the data is loaded
-    options = Options(workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values, strict)
+    if launch == "processes" and device != "cpu":
+        raise LabError("--launch processes trains on the CPU: leave out --device")
+    options = Options(
+        workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values, strict, device, compiled
+    )
     chosen = tasks.get(task, data_dir=data_dir, cache_dir=cache_dir)
     with _ends_on_sigterm(), Bars(rules, epochs) as bars:
         launcher = processes(data_dir, cache_dir) if launch == "processes" else virtual
@@ -138,6 +150,39 @@ def report(directory: Annotated[Path, typer.Argument(help="A directory that hold
     reports.build(directory)
     print(directory / "report.html")
     return 0
+
+
+_REPRODUCE_HELP = """Run a figure or a table of a paper and set the paper's numbers beside ours.
+
+Writes results.csv, the figure as PNG and SVG, and summary.json into --out. A stopped run goes on with --resume.
+
+[bold]Examples[/bold]
+
+  gradsieve reproduce --list
+
+  gradsieve reproduce sahu2021/fig7 --data-dir DIR --out runs/fig7
+
+  gradsieve reproduce all --quick --data-dir DIR
+"""
+
+
+@app.command("reproduce", help=_REPRODUCE_HELP)
+def reproduce(
+    entry: Annotated[str | None, typer.Argument(help="An entry of --list, or all.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show what can be run.")] = False,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results. Default: runs/papers/ENTRY.")] = None,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to run.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Repetitions. Default: the entry's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, for entries that have them.")] = None,
+    quick: Annotated[bool, typer.Option(help="A small scale: shows that it works, compares with nothing.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on from the state that a stopped run left in --out.")] = False,
+) -> int:
+    from gradsieve.lab.papers import command
+
+    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume)
+    with _ends_on_sigterm():
+        return command.listing() if show else command.reproduce(entry, options)
 
 
 bench = typer.Typer(help="Measure: what an op, a step, a link costs here.", no_args_is_help=True)
@@ -176,6 +221,9 @@ def bench_step(
     rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Where to write them as tables, with each phase's part.")
+    ] = None,
 ) -> int:
     from gradsieve.lab.bench import network
     from gradsieve.lab.bench.step import OURS
@@ -187,12 +235,17 @@ def bench_step(
     def tell(text: str) -> None:
         console.print(text, style="dim")
 
-    rows = network.run(workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds)
+    with _ends_on_sigterm():
+        rows = network.run(workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds)
     for shown in network.tables(rows):
         console.print(shown)
     if plot is not None:
         network.plot(network.read(out), plot)
         print(plot)
+    if markdown is not None:
+        newest = network.read(out)
+        markdown.write_text(network.markdown(newest) + "\n" + network.profile(newest), encoding="utf-8")
+        print(markdown)
     return 0
 
 
@@ -218,6 +271,7 @@ def bench_accuracy(
     epochs: Annotated[int, typer.Option(min=1, help="The schedule's length, and the most that is trained.")] = 20,
     every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = 10,
     patience: Annotated[float, typer.Option(min=1.0, help="Times our best before another way is given up.")] = 25.0,
+    judged_by: Annotated[int | None, typer.Option(min=1, help="Test examples of an evaluation. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the shuffling.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/accuracy.jsonl"),
@@ -227,20 +281,22 @@ def bench_accuracy(
 
     console = Console()
     tasks.get(task, data_dir=data_dir)  # missing data is said before anything starts
-    rows = training.run(
-        task,
-        link or ["100mbit"],
-        out,
-        lambda text: console.print(text, style="dim"),
-        workers=workers,
-        ways=way or training.WAYS,
-        target=target,
-        epochs=epochs,
-        every=every,
-        patience=patience,
-        seed=seed,
-        data_dir=data_dir,
-    )
+    with _ends_on_sigterm():
+        rows = training.run(
+            task,
+            link or ["100mbit"],
+            out,
+            lambda text: console.print(text, style="dim"),
+            workers=workers,
+            ways=way or training.WAYS,
+            target=target,
+            epochs=epochs,
+            every=every,
+            patience=patience,
+            seed=seed,
+            data_dir=data_dir,
+            judged_by=judged_by,
+        )
     console.print(training.table(rows))
     if plot is not None:
         training.plot(training.read(out), plot)

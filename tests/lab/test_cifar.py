@@ -1,6 +1,7 @@
 """CIFAR-10 from both of its forms, and archives that are not what they claim."""
 
 import io
+import math
 import os
 import tarfile
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+import gradsieve as gs
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.runner import Options, train
 from gradsieve.lab.tasks import cifar, get
 from gradsieve.lab.tasks.cifar_data import CLASSES, from_archive, load
 
@@ -130,6 +133,19 @@ def test_the_task_trains_and_augments(tmp_path, monkeypatch):
     assert torch.isfinite(grads_Wn).all()
     assert losses_W.shape == (2,)
     assert 0.0 <= task.evaluate(task.model(0)).accuracy <= 1.0
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet18", "cifar-senet18", "cifar-googlenet"])
+def test_the_networks_of_papers_train(tmp_path, name):
+    binary(tmp_path)
+    task = get(name, data_dir=tmp_path)
+    assert (task.recipe.lr, task.recipe.batch_size) == (1.6, 256)
+    options = Options(workers=2, epochs=1, batch_size=4)
+    (training,) = train(task, gs.HardThreshold(0.01), options)
+    assert math.isfinite(training.loss)
+    assert 0 < training.sieve.stats().last.density < 1
+    running = [buffer for label, buffer in training.model.named_buffers() if "running_mean" in label]
+    assert all(mean.abs().sum() > 0 for mean in running)
 
 
 def test_augmentation_moves_by_at_most_four_pixels_and_mirrors_some():

@@ -114,7 +114,7 @@ def test_a_bad_command_line_is_one_line_and_exit_2(arguments, capsys, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "accepted"),
     [
-        (["--task", "imagenet"], "cifar, cifar-wide, digits"),
+        (["--task", "imagenet"], "cifar-wide, digits"),
         (["--rule", "nope"], "threshold:auto"),
         (["--scope", "planet"], "'layer', 'bucket', 'global'"),
         (["--values", "int1"], "'bfloat16'"),

@@ -74,6 +74,11 @@ def test_wrong_options_are_refused(wrong):
         Options(**wrong)
 
 
+def test_networks_are_compiled_for_a_gpu_only():
+    with pytest.raises(LabError, match="give --device cuda"):
+        Options(compiled=True)
+
+
 def test_rules_are_parsed_before_anything_runs():
     assert [entry.rule for entry in entries(["dense", "threshold:auto"])] == [gs.Dense(), None]
     with pytest.raises(LabError, match="given twice"):

@@ -1,17 +1,25 @@
 """Tasks: reproducible, dealt fairly to workers, with gradients that are autograd's."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from gradsieve.lab import tasks
 from gradsieve.lab.errors import LabError
-from gradsieve.lab.tasks.base import Recipe, vectorisable
+from gradsieve.lab.runner import optimizer_of
+from gradsieve.lab.tasks.base import Recipe, on_device, vectorisable
+from gradsieve.lab.tasks.flat import shaped
+from gradsieve.lab.tasks.nets import googlenet, resnet18, senet18
+from gradsieve.lab.tasks.replay import Replay
 
 
 def test_unknown_task_lists_what_is_accepted():
-    with pytest.raises(LabError, match="unknown task 'nope'; accepted: cifar, cifar-wide, digits, digits-wide"):
+    with pytest.raises(LabError, match=f"unknown task 'nope'; accepted: {', '.join(tasks.names())}"):
         tasks.get("nope")
+    assert {"cifar", "cifar-resnet18", "digits", "digits-wide"} <= set(tasks.names())
 
 
 def test_digits_are_all_there_and_standardised(digits):
@@ -73,10 +81,75 @@ def test_only_models_that_vmap_takes_are_vectorised():
         assert not vectorisable(nn.Sequential(nn.Linear(2, 2), layer))
 
 
+class InTurn(Replay):
+    """What a graph captures, run as it is."""
+
+    def _captured(self):
+        return self._all_workers
+
+    def _side_by_side(self):
+        for worker in range(len(self._labels_WB)):
+            self._worker(worker)
+
+
+@pytest.mark.parametrize(
+    ("build", "parameters", "tensors"),
+    [(resnet18, 11_173_962, 62), (senet18, 11_260_354, 88), (googlenet, 6_166_250, 258)],
+)
+def test_networks_have_their_published_sizes(build, parameters, tensors):
+    net = build()
+    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+    assert len(list(net.parameters())) == tensors
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert build(classes=100)(torch.randn(2, 3, 32, 32)).shape == (2, 100)
+
+
+@pytest.mark.parametrize("build", [resnet18, senet18, googlenet])
+def test_a_replay_computes_what_autocast_does(build):
+    """Bit for bit: the same casts, each worker's batch on its own, running statistics in rank order."""
+    torch.manual_seed(0)
+    model = build().to(memory_format=torch.channels_last)
+    plain = copy.deepcopy(model)
+    inputs_WB, labels_WB = torch.randn(2, 4, 3, 8, 8), torch.randint(0, 10, (2, 4))
+    losses_W, grads_Wn = InTurn(model, (inputs_WB, labels_WB), smoothing=0.1, narrow=True)((inputs_WB, labels_WB))
+    weights = list(plain.parameters())
+    for worker in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = plain(inputs_WB[worker])
+        loss = nn.functional.cross_entropy(logits.float(), labels_WB[worker], label_smoothing=0.1)
+        assert torch.equal(losses_W[worker], loss)
+        gradients = torch.autograd.grad(loss, weights)
+        for mine, gradient in zip(shaped(grads_Wn[worker], weights), gradients, strict=True):
+            assert torch.equal(mine, gradient)
+    for (name, mine), its in zip(model.named_buffers(), plain.buffers(), strict=True):
+        if "num_batches" not in name:
+            torch.testing.assert_close(mine, its)
+
+
+def test_batch_norms_are_spared_from_weight_decay_where_the_recipe_says():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2))
+    recipe = Recipe(lr=0.1, batch_size=1, weight_decay=0.5)
+    (group,) = optimizer_of(net, recipe).param_groups
+    assert group["params"] == list(net.parameters())
+    decayed, spared = optimizer_of(net, replace(recipe, decay_norms=False)).param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.5, 0.0)
+    assert spared["params"] == list(net[1].parameters())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(digits):
+    with pytest.raises(LabError, match="finds no GPU"):
+        on_device(digits, "cuda")
+    assert on_device(digits, "cpu") is digits
+
+
 def test_schedule_warms_up_and_decays():
     recipe = Recipe(lr=1.0, batch_size=1, warmup=0.1, decay_at=(0.5, 0.8))
     rates = [recipe.lr_at(progress) for progress in (0.0, 0.05, 0.1, 0.49, 0.5, 0.8)]
     assert rates == pytest.approx([0.1, 0.55, 1.0, 1.0, 0.1, 0.01])
+    paper = Recipe(lr=1.6, batch_size=1, warmup_epochs=5, start=1 / 16, decay_at=(150 / 300, 250 / 300)).fitted(300)
+    rates = [paper.lr_at(epoch / 300) for epoch in (0, 2.5, 5, 149, 150, 250)]
+    assert rates == pytest.approx([0.1, 0.85, 1.6, 1.6, 0.16, 0.016])
 
 
 def test_evaluation_of_a_perfect_and_of_a_fresh_model(blobs):

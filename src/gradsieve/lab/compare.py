@@ -12,6 +12,7 @@ from gradsieve.lab.errors import LabError
 from gradsieve.lab.records import EndRow, EpochRow, Run, RunRow, StepRow, Writer, read
 from gradsieve.lab.runner import Launcher, Options, run, simulator, virtual
 from gradsieve.lab.tasks import Task
+from gradsieve.lab.tasks.base import on_device
 from gradsieve.types import Rule
 
 AUTO = "threshold:auto"
@@ -74,6 +75,7 @@ def compare(
     who waits for a process to end does not have, and ``gradsieve report`` does it later.
     """
     plan = entries(rules)
+    task = on_device(task, options.device)
     _refuse_what_cannot_run(task, plan, options)
     interrupted = started = False
     try:
@@ -114,6 +116,8 @@ def _refuse_what_cannot_run(task: Task, plan: Sequence[Entry], options: Options)
 def _calibrated(
     name: str, plan: Sequence[Entry], task: Task, options: Options, view: View
 ) -> tuple[gs.HardThreshold, str]:
-    budget = budget_of([entry.rule for entry in plan if entry.rule is not None], task, options)
+    # counts and bytes are the same wherever they are counted
+    here = replace(options, device="cpu", compiled=False)
+    budget = budget_of([entry.rule for entry in plan if entry.rule is not None], task, here)
     found = calibrate(task, options, budget, lambda trial: view.calibrating(name, trial))
     return gs.HardThreshold(found.threshold), found.note

@@ -7,8 +7,9 @@ so that runs look the same to the report wherever they ran.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ import gradsieve as gs
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.records import EndRow, EpochRow, RunRow, StepRow
 from gradsieve.lab.tasks import Recipe, Task
+from gradsieve.lab.tasks.base import Batch, Gradients, Movable, on_device
+from gradsieve.lab.tasks.flat import shaped
 from gradsieve.types import Rule
 
 ROWS_PER_EPOCH = 25
@@ -27,7 +30,8 @@ ROWS_PER_EPOCH = 25
 class Options:
     """How to run; ``batch_size`` (a worker's) and ``lr`` default to the task's recipe.
 
-    ``strict`` compares rules at exact sizes, whatever the plan of the next step's size would add.
+    ``strict`` compares rules at exact sizes, whatever the plan of the next step's size would add. ``device`` is where
+    the virtual workers live; ``compiled`` has their network compiled before, which takes half a minute or more.
     """
 
     workers: int = 4
@@ -40,6 +44,8 @@ class Options:
     exchange: str = "auto"
     values: str = "float32"
     strict: bool = True
+    device: str = "cpu"
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("workers", "epochs", "batch_size"):
@@ -48,10 +54,12 @@ class Options:
                 raise LabError(f"{name} takes a whole number of at least 1, not {value}")
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise LabError(f"lr takes a number above 0, not {self.lr}")
+        if self.compiled and self.device == "cpu":
+            raise LabError("networks are compiled for a GPU only: leave out --compile, or give --device cuda")
 
     def recipe(self, task: Task) -> Recipe:
         """The task's recipe with what the user chose in its place."""
-        recipe = task.recipe
+        recipe = task.recipe.fitted(self.epochs)
         if self.feedback == "momentum":
             # The workers apply momentum before the exchange; once more outside would square it.
             recipe = replace(recipe, momentum=0.0, nesterov=False)
@@ -65,7 +73,7 @@ def run(
     task: Task, rule: Rule, options: Options, launcher: Launcher, *, name: str, title: str = "", note: str = ""
 ) -> Iterator[RunRow | StepRow | EpochRow | EndRow]:
     """All rows of one run: what it is, then what the launcher reports."""
-    recipe = options.recipe(task)
+    task, recipe = on_device(task, options.device), options.recipe(task)
     yield RunRow(
         run=name,
         title=title,
@@ -106,10 +114,16 @@ class Training:
     lr: float
     loss: float
     gradient_seconds: float
+    device_seconds: dict[str, float] = field(default_factory=dict)  # by part of a step, where a GPU's clock tells
 
 
 def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
-    """Trains W virtual workers, and hands over after each step."""
+    """Trains W virtual workers, and hands over after each step.
+
+    A GPU gets the next step's gradients to compute before the last step's figures are waited for, so that it is
+    never idle; at the end of an epoch there is no next step, and the model is as the last one left it.
+    """
+    task = on_device(task, options.device)
     recipe = options.recipe(task)
     steps_per_epoch = task.steps_per_epoch(options.workers, recipe.batch_size)
     model = task.model(options.seed)
@@ -117,25 +131,91 @@ def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
     optimizer = optimizer_of(model, recipe)
     workers = simulator(model, rule, options)
     training = Training(model, workers, 0, 0.0, recipe.lr, math.nan, 0.0)
+    gradients: Gradients | None = None
     for epoch in range(options.epochs):
         batches = task.batches(epoch, workers=options.workers, batch_size=recipe.batch_size, seed=options.seed)
+        issued: _Issued | None = None
         for batch in batches:
+            gradients = gradients or _gradients(task, model, batch, options.compiled)
+            watch = Watch(gradient_n.device)
+            losses_W, grads_Wn = gradients(batch)
+            watch.lap("gradients")
+            if issued is not None:
+                yield issued.done(training)
             training.lr = recipe.lr_at(training.step / (steps_per_epoch * options.epochs))
-            started = time.perf_counter()
-            losses_W, grads_Wn = task.batch_gradients(model, batch)
-            training.gradient_seconds += time.perf_counter() - started
             gradient_n.copy_(workers.step(grads_Wn, lr=training.lr))
+            watch.lap("exchange")
             for group in optimizer.param_groups:
                 group["lr"] = training.lr
             optimizer.step()
             training.step += 1
             training.epoch = training.step / steps_per_epoch
-            training.loss = losses_W.mean().item()
-            yield training
+            issued = _Issued(workers, losses_W, watch)
+            if not gradient_n.is_cuda:
+                yield issued.done(training)
+                issued = None
+        if issued is not None:
+            yield issued.done(training)
+
+
+def _gradients(task: Task, model: nn.Module, batch: Batch, compiled: bool) -> Gradients:
+    if isinstance(task, Movable):
+        return task.gradients(model, batch, compiled=compiled)
+    return lambda batch: task.batch_gradients(model, batch)
+
+
+class Watch:
+    """Seconds by part of a step: by the host's clock on a CPU, by its own on a GPU, which is not waited for."""
+
+    def __init__(self, device: torch.device):
+        self._on_gpu = device.type == "cuda"
+        self._names: list[str] = []
+        self._marks = [self._mark()]
+
+    def lap(self, name: str) -> None:
+        """What was issued since the last lap is ``name``."""
+        self._names.append(name)
+        self._marks.append(self._mark())
+
+    def seconds(self) -> dict[str, float]:
+        """By name; waits for the last lap to be over."""
+        if self._on_gpu:
+            self._marks[-1].synchronize()
+        pairs = pairwise(self._marks)
+        spent = [a.elapsed_time(b) / 1e3 if self._on_gpu else b - a for a, b in pairs]
+        return dict(zip(self._names, spent, strict=True))
+
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class _Issued:
+    """A step that a GPU may still be busy with."""
+
+    def __init__(self, workers: gs.Simulator, losses_W: Tensor, watch: Watch):
+        self._workers, self._watch = workers, watch
+        self._loss = losses_W.mean().to("cpu", non_blocking=True)
+        watch.lap("update")
+
+    def done(self, training: Training) -> Training:
+        """Wait for the step, and enter its figures."""
+        spent = self._watch.seconds()
+        self._workers.channel.catch_up()
+        training.loss = self._loss.item()
+        training.gradient_seconds += spent.pop("gradients")
+        if self._workers.device.type == "cuda":  # the meter's clock is the host's
+            for name, seconds in spent.items():
+                training.device_seconds[name] = training.device_seconds.get(name, 0.0) + seconds
+        return training
 
 
 def virtual(task: Task, rule: Rule, options: Options, name: str) -> Iterator[StepRow | EpochRow | EndRow]:
     """The launcher that holds all workers in this process."""
+    task = on_device(task, options.device)
     yield from rows(task, options, name, train(task, rule, options))
 
 
@@ -175,18 +255,24 @@ def rows(
                 error=stats.total.error,
                 seconds=time.perf_counter() - started,
             )
-    phases = {"gradients": training.gradient_seconds, **stats.total.seconds}
+    phases = {"gradients": training.gradient_seconds, **(training.device_seconds or stats.total.seconds)}
     yield EndRow(run=name, seconds=time.perf_counter() - started, phases=phases)
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
     """The optimizer outside the exchange, as the recipe wants it."""
+    norms = [] if recipe.decay_norms else [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    spared = {parameter for norm in norms for parameter in norm.parameters()}
+    groups: dict[float, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        groups.setdefault(0.0 if parameter in spared else recipe.weight_decay, []).append(parameter)
+    on_gpu = next(model.parameters()).is_cuda
     return torch.optim.SGD(
-        model.parameters(),
+        [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
         lr=recipe.lr,
         momentum=recipe.momentum,
         nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
+        fused=True if on_gpu else None,
     )
 
 
@@ -202,6 +288,7 @@ def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:
             exchange=options.exchange,
             values=options.values,
             strict=options.strict,
+            device=options.device,
         )
     except ValueError as error:
         raise LabError(str(error)) from error
@@ -210,9 +297,7 @@ def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:
 def attach_flat_gradient(model: nn.Module) -> Tensor:
     """A flat vector of which every parameter's ``grad`` is a view: one copy hands the optimizer its gradient."""
     parameters = list(model.parameters())
-    flat_n = torch.zeros(sum(parameter.numel() for parameter in parameters))
-    start = 0
-    for parameter in parameters:
-        parameter.grad = flat_n[start : start + parameter.numel()].view_as(parameter)
-        start += parameter.numel()
+    flat_n = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters), requires_grad=False)
+    for parameter, view in zip(parameters, shaped(flat_n, parameters), strict=True):
+        parameter.grad = view
     return flat_n

@@ -8,7 +8,15 @@ from gradsieve.lab.tasks.base import Batch, Evaluation, Recipe, Task
 
 __all__ = ["Batch", "Evaluation", "Recipe", "Task", "get", "names"]
 
-_TASKS = {"cifar": cifar.task, "cifar-wide": cifar.wide, "digits": digits.task, "digits-wide": digits.wide}
+_TASKS = {
+    "cifar": cifar.task,
+    "cifar-googlenet": cifar.inception,
+    "cifar-resnet18": cifar.resnet,
+    "cifar-senet18": cifar.senet,
+    "cifar-wide": cifar.wide,
+    "digits": digits.task,
+    "digits-wide": digits.wide,
+}
 
 
 def names() -> list[str]:

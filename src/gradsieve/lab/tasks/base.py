@@ -4,8 +4,9 @@ Shape suffixes: W workers in all, B examples in a worker's batch, n coordinates 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.tasks.flat import shaped
+from gradsieve.lab.tasks.replay import Replay
 
 _EVALUATION_BATCH = 1000
 _VECTORISED_LAYERS = (nn.Linear, nn.LayerNorm, nn.Embedding)
@@ -37,8 +40,9 @@ class Recipe:
     """How a task is trained unless the user says otherwise.
 
     The schedule is in fractions of the run, so that fewer epochs compress it: the rate grows linearly from
-    ``lr / 10`` to ``lr`` over ``warmup``, and is divided by 10 at each point of ``decay_at``. ``smoothing`` is
-    that of the labels, in training alone.
+    ``start * lr`` to ``lr`` over ``warmup``, and is divided by 10 at each point of ``decay_at``. ``smoothing`` is
+    that of the labels, in training alone. ``decay_norms=False`` leaves batch norms out of the weight decay. Large
+    rates need a warm-up of some ``warmup_epochs`` however short the run is: see ``fitted``.
     """
 
     lr: float
@@ -46,9 +50,21 @@ class Recipe:
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 0.0
+    decay_norms: bool = True
     smoothing: float = 0.0
     warmup: float = 0.0
+    warmup_epochs: float = 0.0
+    start: float = 0.1
     decay_at: tuple[float, ...] = ()
+
+    def fitted(self, epochs: int) -> "Recipe":
+        """The recipe of a run of so many epochs: its warm-up lasts ``warmup_epochs``, or until the rate first falls.
+
+        >>> Recipe(lr=1.6, batch_size=256, warmup_epochs=5, decay_at=(0.5, 0.8)).fitted(8).warmup
+        0.5
+        """
+        longest = min(self.decay_at, default=1.0)
+        return replace(self, warmup=max(self.warmup, min(self.warmup_epochs / epochs, longest)))
 
     def lr_at(self, progress: float) -> float:
         """The learning rate after the fraction ``progress`` of the run.
@@ -57,7 +73,7 @@ class Recipe:
         0.1
         """
         if progress < self.warmup:
-            return self.lr * (0.1 + 0.9 * progress / self.warmup)
+            return self.lr * (self.start + (1 - self.start) * progress / self.warmup)
         return self.lr / 10.0 ** sum(progress >= point for point in self.decay_at)
 
 
@@ -88,9 +104,40 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module) -> Evaluation: ...
 
 
+Gradients = Callable[[Batch], tuple[Tensor, Tensor]]
+"""What ``Task.batch_gradients`` is for one model."""
+
+
+@runtime_checkable
+class Movable(Task, Protocol):
+    """A task that also trains on a GPU."""
+
+    def to(self, device: torch.device) -> "Movable":
+        """This task with its data, and the models that it makes, on ``device``."""
+
+    def gradients(self, model: nn.Module, batch: Batch, *, compiled: bool = False) -> Gradients:
+        """The fastest form of ``batch_gradients`` for ``model`` and batches of this shape; on a GPU the model may be
+        compiled first. Results may be overwritten by the next call."""
+
+
+def on_device(task: Task, device: str) -> Task:
+    """The task on a device; what cannot be there is the user's to mend."""
+    if device == "cpu":
+        return task
+    if not torch.cuda.is_available():
+        raise LabError(f"device {device}: PyTorch finds no GPU here")
+    if not isinstance(task, Movable):
+        raise LabError(f"{task.name} trains on the CPU only")
+    return task.to(torch.device(device))
+
+
 @dataclass(frozen=True)
 class Classification:
-    """A task with labelled examples in memory and a cross-entropy loss."""
+    """A task with labelled examples in memory and a cross-entropy loss.
+
+    With ``bfloat16`` a GPU computes in it, images channels last; parameters, gradients and losses stay float32, and on
+    a CPU everything does.
+    """
 
     name: str
     description: str
@@ -102,11 +149,31 @@ class Classification:
     test_labels: Tensor
     prepare: Callable[[Tensor], Tensor] = lambda inputs: inputs
     augment: Callable[[Tensor, torch.Generator], Tensor] = lambda inputs, generator: inputs
+    bfloat16: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.train_inputs.device
+
+    @property
+    def narrow(self) -> bool:
+        """Whether models compute in bfloat16 where the task is now."""
+        return self.bfloat16 and self.device.type == "cuda"
+
+    def to(self, device: torch.device) -> Self:
+        if device.type == self.device.type:
+            return self
+        data = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+        where = f"{'bfloat16 ' if self.bfloat16 else ''}on {torch.cuda.get_device_name(device)}"
+        moved = {name: getattr(self, name).to(device) for name in data}
+        return replace(self, description=f"{self.description}, {where}", **moved)
 
     def model(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.build()
+            model = self.build()
+        layout = torch.channels_last if self.narrow else torch.preserve_format
+        return model.to(self.device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
     def steps_per_epoch(self, workers: int, batch_size: int) -> int:
         steps = len(self.train_labels) // (workers * batch_size)
@@ -119,7 +186,7 @@ class Classification:
 
     def batches(self, epoch: int, *, workers: int, batch_size: int, seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.train_labels), generator=generator)
+        order = sent_ahead(torch.randperm(len(self.train_labels), generator=generator), self.device)
         steps = self.steps_per_epoch(workers, batch_size)
         for chosen in order[: steps * workers * batch_size].view(steps, workers * batch_size):
             inputs = self.augment(self.prepare(self.train_inputs[chosen]), generator)
@@ -131,20 +198,36 @@ class Classification:
     def batch_gradients(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         if vectorisable(model):
             return _gradients_at_once(model, batch, self.recipe.smoothing)
-        return _gradients_one_by_one(model, batch, self.recipe.smoothing)
+        with self._precision():
+            return _gradients_one_by_one(model, batch, self.recipe.smoothing)
+
+    def gradients(self, model: nn.Module, batch: Batch, *, compiled: bool = False) -> Gradients:
+        if self.device.type == "cpu" or vectorisable(model):
+            return lambda batch: self.batch_gradients(model, batch)
+        return Replay(model, batch, smoothing=self.recipe.smoothing, narrow=self.narrow, compiled=compiled)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module) -> Evaluation:
         was_training = model.training
         model.eval()
-        loss, correct = 0.0, 0
-        for start in range(0, len(self.test_labels), _EVALUATION_BATCH):
-            labels = self.test_labels[start : start + _EVALUATION_BATCH]
-            logits = model(self.prepare(self.test_inputs[start : start + _EVALUATION_BATCH]))
-            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
-            correct += int((logits.argmax(1) == labels).sum())
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        correct = torch.zeros((), dtype=torch.int64, device=self.device)
+        with self._precision():
+            for start in range(0, len(self.test_labels), _EVALUATION_BATCH):
+                labels = self.test_labels[start : start + _EVALUATION_BATCH]
+                logits = model(self.prepare(self.test_inputs[start : start + _EVALUATION_BATCH]))
+                loss += functional.cross_entropy(logits, labels, reduction="sum")
+                correct += (logits.argmax(1) == labels).sum()
         model.train(was_training)
-        return Evaluation(loss / len(self.test_labels), correct / len(self.test_labels))
+        return Evaluation(loss.item() / len(self.test_labels), correct.item() / len(self.test_labels))
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast("cuda", torch.bfloat16) if self.narrow else nullcontext()
+
+
+def sent_ahead(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on ``device`` for which the host does not wait."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def vectorisable(model: nn.Module) -> bool:
@@ -172,10 +255,10 @@ def _gradients_at_once(model: nn.Module, batch: Batch, smoothing: float) -> tupl
 
 def _gradients_one_by_one(model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor]:
     parameters = list(model.parameters())
-    losses, rows = [], []
-    for inputs_B, labels_B in zip(*batch, strict=True):
+    n = sum(parameter.numel() for parameter in parameters)
+    losses, grads_Wn = [], parameters[0].new_empty(len(batch.labels_WB), n)
+    for row_n, inputs_B, labels_B in zip(grads_Wn, *batch, strict=True):
         loss = functional.cross_entropy(model(inputs_B), labels_B, label_smoothing=smoothing)
-        gradients = torch.autograd.grad(loss, parameters)
-        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+        torch._foreach_copy_(shaped(row_n, parameters), torch.autograd.grad(loss, parameters))
         losses.append(loss.detach())
-    return torch.stack(losses), torch.stack(rows)
+    return torch.stack(losses), grads_Wn

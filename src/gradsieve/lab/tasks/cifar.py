@@ -1,17 +1,20 @@
-"""CIFAR-10 and a small convolutional net that a CPU can train."""
+"""CIFAR-10: with a small convolutional net that a CPU can train, and with the networks that papers train."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from gradsieve.lab.tasks.base import Classification, Recipe
+from gradsieve.lab.tasks.base import Classification, Recipe, sent_ahead
 from gradsieve.lab.tasks.cifar_data import load
+from gradsieve.lab.tasks.nets import googlenet, resnet18, senet18
 
-_MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
-_DEVIATION = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
+_MEAN = (0.4914, 0.4822, 0.4465)
+_DEVIATION = (0.2470, 0.2435, 0.2616)
 _PADDING = 4
 
 
@@ -34,18 +37,26 @@ def _net(hidden: int = 128) -> nn.Module:
 
 
 def _normalise(images: Tensor) -> Tensor:
-    return (images.float() / 255.0 - _MEAN) / _DEVIATION
+    mean, deviation = _scale(images.device)
+    return (images.float() / 255.0 - mean) / deviation
+
+
+@cache
+def _scale(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, deviation = torch.tensor([_MEAN, _DEVIATION]).view(2, 3, 1, 1).to(device)
+    return mean, deviation
 
 
 def _shift_and_mirror(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A random crop of the padded image and a random mirror, for each image on its own."""
-    count, _, height, width = images.shape
+    """A random crop of the padded image and a random mirror, for each image on its own; drawn on the host always."""
+    (count, _, height, width), device = images.shape, images.device
     padded = nn.functional.pad(images, [_PADDING] * 4)
-    down, right = torch.randint(0, 2 * _PADDING + 1, (2, count, 1), generator=generator)
-    mirrored = torch.rand(count, 1, generator=generator) < 0.5
-    rows = down + torch.arange(height)
-    columns = right + torch.where(mirrored, torch.arange(width - 1, -1, -1), torch.arange(width))
-    picture = torch.arange(count).view(-1, 1, 1)
+    down, right = sent_ahead(torch.randint(0, 2 * _PADDING + 1, (2, count, 1), generator=generator), device)
+    mirrored = sent_ahead(torch.rand(count, 1, generator=generator) < 0.5, device)
+    rows = down + torch.arange(height, device=device)
+    across = torch.arange(width, device=device)
+    columns = right + torch.where(mirrored, across.flip(0), across)
+    picture = torch.arange(count, device=device).view(-1, 1, 1)
     # Two index tensors on either side of a slice put the channel last; it goes back to its place.
     return padded[picture, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
@@ -60,6 +71,40 @@ def wide(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Clas
         build=lambda: _net(2048),
         recipe=replace(narrow.recipe, batch_size=8, lr=0.02),
     )
+
+
+def network(name: str, title: str, build: Callable[[], nn.Module]) -> Callable[..., Classification]:
+    """A task of the papers: CIFAR-10 with one of their networks, trained as in Sahu et al. 2021, Table 5.
+
+    There 300 epochs of 8 workers x 256: the rate grows from 0.1 to 1.6 over 5 epochs and falls at 150 and 250.
+    """
+
+    def make(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
+        return replace(
+            task(data_dir=data_dir, cache_dir=cache_dir),
+            name=name,
+            description=f"CIFAR-10 (50,000 + 10,000 32x32 images), {title}",
+            build=build,
+            bfloat16=True,
+            recipe=Recipe(
+                lr=1.6,
+                batch_size=256,
+                momentum=0.9,
+                nesterov=True,
+                weight_decay=1e-4,
+                decay_norms=False,
+                warmup_epochs=5,
+                start=1 / 16,
+                decay_at=(150 / 300, 250 / 300),
+            ),
+        )
+
+    return make
+
+
+resnet = network("cifar-resnet18", "ResNet-18", resnet18)
+senet = network("cifar-senet18", "SENet18", senet18)
+inception = network("cifar-googlenet", "GoogLeNet", googlenet)
 
 
 def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:

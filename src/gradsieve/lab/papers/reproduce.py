@@ -1,0 +1,98 @@
+"""Runs entries and writes what they came to: results.csv, the figure, summary.json."""
+
+import csv
+import io
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from gradsieve.lab.errors import LabError
+from gradsieve.lab.papers import entries, get, plots
+from gradsieve.lab.papers.entry import Context, Entry, Outcome
+from gradsieve.lab.papers.summary import write_summary
+from gradsieve.lab.records import write_file
+from gradsieve.version import __version__
+
+QUICK = "a quick run: it shows that the entry works, and its numbers compare with nothing"
+
+
+def context_of(entry: Entry, context: Context, seeds: int | None) -> Context:
+    """The entry's own scale where the user chose none, or an error where the choice means nothing to it."""
+    if context.device not in entry.devices:
+        raise LabError(f"{entry.key} runs on {' or '.join(entry.devices)}, not on {context.device}")
+    if context.epochs is not None and entry.epochs is None:
+        raise LabError(f"{entry.key} has no epochs: leave --epochs out")
+    if seeds is not None and entry.seeds is None:
+        raise LabError(f"{entry.key} has no seeds: leave --seeds out")
+    data_dir = context.data_dir
+    if data_dir is None and os.environ.get("GRADSIEVE_DATA"):
+        data_dir = Path(os.environ["GRADSIEVE_DATA"])
+    if data_dir is not None and not data_dir.is_dir():
+        raise LabError(f"the data directory {data_dir} is not there")
+    own = entry.quick_seeds if context.quick else entry.seeds
+    context = replace(context, seeds=seeds or own or 1, data_dir=data_dir, started=time.perf_counter())
+    entry.check(context)
+    return context
+
+
+def chosen(key: str | None, *, epochs: int | None, seeds: int | None, device: str) -> list[Entry]:
+    """The entries that a key names: one, or all that the other options make sense for."""
+    if key is None:
+        raise LabError(f"name an entry, or all, or give --list; entries are {', '.join(entries())}")
+    if key != "all":
+        return [get(key)]
+    return [
+        entry
+        for entry in entries().values()
+        if device in entry.devices and (epochs is None or entry.epochs) and (seeds is None or entry.seeds)
+    ]
+
+
+def run(entry: Entry, context: Context) -> Outcome:
+    """Runs one entry and writes its files into ``context.out``."""
+    with _writing(context.out):
+        context.out.mkdir(parents=True, exist_ok=True)
+        write_file(context.out / "summary.json", b'{"finished": false}\n')  # said before hours are spent
+        outcome = entry.run(context)
+        _write(entry, context, outcome)
+    return outcome
+
+
+def _write(entry: Entry, context: Context, outcome: Outcome) -> None:
+    write_file(context.out / "results.csv", _table(outcome.results))
+    with plots.style():
+        plots.save(outcome.figure, context.out / entry.name)
+    about = {
+        "entry": entry.key,
+        "title": entry.title,
+        "finished": True,
+        "scale": "quick" if context.quick else "full",
+        "seeds": context.seeds,
+        "data": outcome.data,
+        "device": context.device,
+        "version": __version__,
+        "seconds": round(time.perf_counter() - context.started, 1),
+    }
+    notes = [*outcome.notes, *([QUICK] if context.quick else [])]
+    write_summary(context.out / "summary.json", about, outcome.rows, notes)
+
+
+def _table(results: Sequence[dict[str, float | int | str]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(results[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(results)
+    return text.getvalue().encode()
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(directory)):
+            raise  # a file of the data
+        raise LabError(f"cannot write to {directory}: {error.strerror}") from error

@@ -1,0 +1,81 @@
+"""The paper's number beside ours: published.csv, one row a comparison, summary.json."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from gradsieve.lab.records import write_file
+
+PAPERS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number that a paper prints: for which entry, its short name, and where it stands."""
+
+    entry: str
+    name: str
+    value: float
+    what: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. ``gap`` is ours / published - 1; None where the paper prints no number."""
+
+    what: str
+    published: float | None
+    ours: float
+    gap: float | None
+    why: str
+    source: str = ""
+
+
+@cache
+def published(paper: str) -> tuple[Published, ...]:
+    """All numbers of a paper's published.csv."""
+    with (PAPERS / paper / "published.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(Published(**{**row, "value": float(row["value"])}) for row in csv.DictReader(file))  # type: ignore[arg-type]
+
+
+class Comparison:
+    """Collects the rows of one entry."""
+
+    def __init__(self, key: str) -> None:
+        paper, _, entry = key.partition("/")
+        self._known = {row.name: row for row in published(paper) if entry in row.entry.split()}
+        self.rows: list[Row] = []
+
+    def against(self, name: str, ours: float, why: str = "") -> None:
+        """Our value of a published number."""
+        row = self._known[name]
+        self.rows.append(Row(row.what, row.value, ours, ours / row.value - 1, why, row.source))
+
+    def alone(self, what: str, ours: float, why: str = "") -> None:
+        """A number that the paper claims in words, or that explains another."""
+        self.rows.append(Row(what, None, ours, None, why))
+
+    def value(self, name: str) -> float:
+        return self._known[name].value
+
+
+def write_summary(path: Path, about: dict[str, object], rows: Sequence[Row], notes: Sequence[str]) -> None:
+    content = {**about, "rows": [_plain(row) for row in rows], "notes": list(notes)}
+    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def _plain(row: Row) -> dict[str, object]:
+    """JSON has no infinity and no NaN: a diverged run's figures become null."""
+    return {
+        name: None if isinstance(part, float) and not math.isfinite(part) else part
+        for name, part in asdict(row).items()
+    }
+
+
+def read_summary(path: Path) -> list[Row]:
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
