@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class Channel:
         self._learner = options.rule if isinstance(options.rule, Learner) else None
         self._accelerates = isinstance(options.feedback, Momentum)
         self.state = self._learner.state(self.segments) if self._learner else {}
-        self.cache: dict[str, Tensor] = {}
+        self.cache: dict[str, Any] = {}
         self.plan = Plan(
             size=layout.size,
             values=options.values,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class Pending:
     values: torch.dtype = torch.float32
     into: Sparse | None = None  # preallocated slots; without it an op makes exactly as many as it needs
     measure: bool = False  # also return the squared norm of the new memory
-    cache: dict[str, Tensor] = field(default_factory=dict)  # an op's own between steps; never changes a result
+    cache: dict[str, Any] = field(default_factory=dict)  # an op's own between steps; never changes a result
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs CUDA", allow_module_level=True)
 
 from gradsieve.ops import triton
+from gradsieve.ops.triton_work import Work
 
 DEVICE = torch.device("cuda")
 BOUNDS = (0, 64, 128, 5000, 5000, 200_000, 300_000)
@@ -119,6 +120,38 @@ def test_more_than_two_billion_coordinates(rule):
         assert not memory[row][index].any()
         grad[row][index] = 0
     assert torch.equal(memory, grad)
+
+
+@pytest.mark.parametrize("room", [3, 100])
+@pytest.mark.parametrize("rule", ["threshold", "topk", "gaussiank", "sampledk"])
+def test_full_lists(rule, room, monkeypatch):
+    """What finds no room in the lists is read from the memory, to the same effect."""
+    roomy, tight = pending(7), pending(7)
+    for case in (roomy, tight):
+        case.grad_Ln[0, 5], case.grad_Ln[1, 70_000] = torch.nan, torch.inf
+    expected = getattr(triton, rule)(roomy, *arguments(rule))
+    monkeypatch.setattr(Work, "room", lambda *_: room)
+    sparse = getattr(triton, rule)(tight, *arguments(rule))
+    assert torch.equal(sparse.wanted_L, expected.wanted_L)
+    assert torch.equal(sparse.counts_LB, expected.counts_LB)
+    assert str(sent(sparse)) == str(sent(expected))
+    assert torch.equal(tight.memory_Ln, roomy.memory_Ln)
+
+
+@pytest.mark.parametrize("period", [2, 64, 4096])
+def test_topk_of_periodic_and_clustered_gradients(period):
+    """No period fools the sample, and a cluster of large values fills no list."""
+    size = 3_000_001
+    segments = Segments((0, 1_000_000, 1_000_001, size), (0, 1, 2))
+    grad = torch.randn(1, size, device=DEVICE)
+    grad[0, ::period] *= 30
+    grad[0, 2_000_000:2_003_000] *= 1e4
+    ours, theirs = torch.zeros_like(grad), torch.zeros_like(grad)
+    sparse = triton.topk(Pending(grad, ours, segments), (1000, 1, 5000))
+    oracle = reference.topk(Pending(grad, theirs, segments), (1000, 1, 5000))
+    assert torch.equal(sparse.offsets_LK, oracle.offsets_LK)
+    assert torch.equal(sparse.values_LK, oracle.values_LK)
+    assert torch.equal(ours, theirs)
 
 
 def test_topk_stays_exact_over_a_sequence():

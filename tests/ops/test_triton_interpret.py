@@ -30,7 +30,7 @@ RULES = {
 @pytest.mark.timeout(600)  # the interpreter takes a second a tile
 @pytest.mark.skipif(INTERPRETING or torch.cuda.is_available(), reason="the GPU runs the whole contract")
 def test_in_the_interpreter():
-    pytest.importorskip("triton", minversion="3.9")  # an older interpreter refuses sums that fill all 32 bits
+    pytest.importorskip("triton", minversion="3.9")
     source = Path(__file__).parents[2] / "src"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(source)}
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "--no-header", __file__]
@@ -87,6 +87,18 @@ def test_precisions_and_scales(values):
 def test_what_has_no_slot_stays(slots):
     steps("threshold", (0.5,), normal(1, 1500, 1), (0, 1500), slots=slots)
     steps("topk", ((20,),), normal(1, 1500, 1), (0, 1500), slots=slots)
+
+
+@interpreted
+@pytest.mark.parametrize("rule", ["threshold", "topk", "gaussiank", "sampledk"])
+def test_full_lists(rule, monkeypatch):
+    """What finds no room in the lists is read from the memory."""
+    from gradsieve.ops.triton_work import Work
+
+    monkeypatch.setattr(Work, "room", lambda *_: 3)
+    (grad,) = normal(2, 3000, 1)
+    grad[0, 5], grad[1, 700] = torch.nan, torch.inf
+    steps(rule, RULES[rule], [grad], LAYERS)
 
 
 @interpreted

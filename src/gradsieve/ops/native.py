@@ -1,13 +1,14 @@
 """The ops in C for float32 memories on the CPU: one pass over gradient and memory; the rest goes to ``reference``.
 
-Scratch and last step's thresholds live in ``pending.cache``. L workers, n coordinates, S segments (see ``types``).
+Scratch, last step's thresholds and what the C code was told live in ``pending.cache``. L workers, n coordinates,
+S segments (see ``types``).
 """
 
 import ctypes
 import os
 from collections.abc import Callable
 from ctypes import c_double, c_int64, c_void_p
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
@@ -22,6 +23,7 @@ from gradsieve.types import Pending, Segments, Sparse
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _PER_THREAD = 1 << 18  # coordinates that are worth a thread
 _LARGEST = (1 << 31) - 1
+_CPU = torch.device("cpu")
 
 
 def _structure(name: str, fields: str) -> type[ctypes.Structure]:
@@ -90,59 +92,59 @@ def vectors(most: int = AVX512) -> int:
 
 
 def threshold(pending: Pending, threshold: float) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, _whole(pending.grad_Ln.shape[1]))
+    if call is None:
         return reference.threshold(pending, threshold)
-    step = _step(pending, _whole(pending.grad_Ln.shape[1]))
-    return _send(pending, step, lambda at: _library.gradsieve_threshold(at, threshold))
+    return _send(pending, call, lambda at: _library.gradsieve_threshold(at, threshold))
 
 
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, pending.segments.tensor(_CPU))
+    if call is None:
         return reference.topk(pending, k_S)
     k, hints = _integers(k_S), _hints(pending, "topk")
-    step = _step(pending, pending.segments.tensor(k.device))
-    return _send(pending, step, lambda at: _library.gradsieve_topk(at, k.data_ptr(), hints.data_ptr()))
+    return _send(pending, call, lambda at: _library.gradsieve_topk(at, k.data_ptr(), hints.data_ptr()))
 
 
 def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, pending.segments.tensor(_CPU))
+    if call is None:
         return reference.gaussiank(pending, k_S)
     k, hints, quantiles = _integers(k_S), _hints(pending, "gaussiank"), _quantiles(k_S, pending.segments)
-    step = _step(pending, pending.segments.tensor(k.device))
     pointers = k.data_ptr(), quantiles.data_ptr(), hints.data_ptr()
-    return _send(pending, step, lambda at: _library.gradsieve_gaussiank(at, *pointers))
+    return _send(pending, call, lambda at: _library.gradsieve_gaussiank(at, *pointers))
 
 
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, pending.segments.tensor(_CPU))
+    if call is None:
         return reference.sampledk(pending, k_S, stride, start)
     k, hints = _integers(k_S), _hints(pending, "sampledk")
-    step = _step(pending, pending.segments.tensor(k.device))
     pointers = k.data_ptr(), stride, start, hints.data_ptr()
-    return _send(pending, step, lambda at: _library.gradsieve_sampledk(at, *pointers))
+    return _send(pending, call, lambda at: _library.gradsieve_sampledk(at, *pointers))
 
 
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, pending.segments.tensor(_CPU), "native.draw")
+    if call is None:
         return reference.randomk(pending, k_S, keys_LS)
     k, keys_LS = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous()
     room = sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True))
     picks, picked_L = _picks(pending, room)
-    step = _step(pending, pending.segments.tensor(k.device))
     pointers = k.data_ptr(), keys_LS.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
-    _library.gradsieve_draw(ctypes.byref(step), *pointers, room)
+    _library.gradsieve_draw(ctypes.byref(call.step), *pointers, room)
     return _take(pending, picks, picked_L, room)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
-    if not _fits(pending):
+    call = _call(pending, _whole(pending.grad_Ln.shape[1]))
+    if call is None:
         return reference.take(pending, index_LK)
     index_LK, room = index_LK.contiguous(), index_LK.shape[1]
     picks, picked_L = _picks(pending, room)
-    step = _step(pending, _whole(pending.grad_Ln.shape[1]))
     pointers = index_LK.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
-    if not _library.gradsieve_pick(ctypes.byref(step), *pointers, room):
-        raise IndexError(f"a coordinate to take is outside of 0..{step.size - 1}")
+    if not _library.gradsieve_pick(ctypes.byref(call.step), *pointers, room):
+        raise IndexError(f"a coordinate to take is outside of 0..{call.step.size - 1}")
     return _take(pending, picks, picked_L, room)
 
 
@@ -277,39 +279,66 @@ def _picks(pending: Pending, room: int) -> tuple[Tensor, Tensor]:
     return picks, torch.empty(workers, dtype=torch.int64)
 
 
-def _step(pending: Pending, bounds: Tensor) -> Any:
-    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
-    workers, size = grad_Ln.shape
-    return _Step(
-        workers, size, len(bounds) - 1, _threads(workers * size), pending.measure, _KINDS[grad_Ln.dtype],
-        _KINDS[pending.values], pending.decay, pending.gain, grad_Ln.data_ptr(), grad_Ln.stride(0),
-        memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(),
-    )  # fmt: skip
+@dataclass(slots=True)
+class _Call:
+    """What the C code is told, filled in once for the same tensors: asking them anew takes a cold cache long."""
+
+    step: Any
+    totals_L: Tensor
+    tensors: tuple[object, ...]
+    into: Sparse | None
+    bounds: Tensor
+
+
+def _call(pending: Pending, bounds: Tensor, name: str = "native.call") -> _Call | None:
+    """The call for these tensors; None where the C code does not know their dtypes or strides."""
+    grad_Ln, memory_Ln, into = pending.grad_Ln, pending.memory_Ln, pending.into
+    places = grad_Ln.data_ptr(), grad_Ln.stride(), memory_Ln.data_ptr(), memory_Ln.stride()
+    tensors = *places, grad_Ln.shape, grad_Ln.dtype, memory_Ln.dtype, pending.values
+    call: _Call | None = pending.cache.get(name)
+    if call is None or call.tensors != tensors or call.into is not into or call.bounds is not bounds:
+        if not _fits(pending):
+            return None
+        workers, size = grad_Ln.shape
+        totals_L = torch.empty(workers, dtype=torch.int64)
+        step = _Step(
+            workers, size, len(bounds) - 1, _threads(workers * size), 0, _KINDS[grad_Ln.dtype],
+            _KINDS[pending.values], 1.0, 1.0, grad_Ln.data_ptr(), grad_Ln.stride(0),
+            memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(), totals=totals_L.data_ptr(),
+        )  # fmt: skip
+        if into is not None:
+            _point(step, into)
+        call = pending.cache[name] = _Call(step, totals_L, tensors, into, bounds)
+    call.step.measure, call.step.decay, call.step.gain = pending.measure, pending.decay, pending.gain
+    return call
 
 
 def _take(pending: Pending, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
     workers, size = pending.grad_Ln.shape
+    call = _call(pending, _whole(size))
+    assert call is not None
     into = pending.into or reference.empty(workers, size, room, pending.values, picks.device)
     pointers = picks.data_ptr(), picked_L.data_ptr(), room
-    return _send(pending, _step(pending, _whole(size)), lambda at: _library.gradsieve_take(at, *pointers), into)
+    return _send(pending, call, lambda at: _library.gradsieve_take(at, *pointers), into)
 
 
-def _send(pending: Pending, step: Any, choose: Callable[[Any], None], into: Sparse | None = None) -> Sparse:
+def _send(pending: Pending, call: _Call, choose: Callable[[Any], None], into: Sparse | None = None) -> Sparse:
     """Choose, make slots where there are none, and send."""
-    workers, size = pending.grad_Ln.shape
-    into = into or pending.into
+    step, into = call.step, into or pending.into
     scratch = pending.cache.get("native.scratch")
+    step.scratch, step.scratch_bytes = None, 0
     if scratch is not None and scratch.dtype == torch.int64 and scratch.is_contiguous():
         step.scratch, step.scratch_bytes = scratch.data_ptr(), scratch.numel() * 8
-    totals_L = torch.empty(workers, dtype=torch.int64)
-    step.totals, step.slots = totals_L.data_ptr(), -1
-    if into is not None:
+    if into is None:
+        step.slots = -1
+    elif into is not call.into:
         _point(step, into)
     choose(ctypes.byref(step))
     if into is None:
-        into = reference.empty(workers, size, max(totals_L.tolist(), default=0), pending.values, totals_L.device)
+        workers, size = pending.grad_Ln.shape
+        into = reference.empty(workers, size, max(call.totals_L.tolist(), default=0), pending.values, _CPU)
         _point(step, into)
-    error_L = torch.empty(workers, dtype=torch.float64) if pending.measure else None
+    error_L = torch.empty(len(call.totals_L), dtype=torch.float64) if pending.measure else None
     step.error = error_L.data_ptr() if error_L is not None else None
     _library.gradsieve_send(ctypes.byref(step))
     if step.scratch_wanted > step.scratch_bytes:

@@ -43,10 +43,11 @@ static void sieve_portable(int kind, const Job *job, size_t start, size_t stop) 
     }
 }
 
-/* Eight running sums, joined in one order. */
+#define LANES 16u /* running sums, joined in one order: as many as keep the adders busy */
+
 static Moments fold(const double *sum, const double *squares, const float *rest, size_t count, float threshold) {
     Moments moments = {0, 0};
-    for (size_t lane = 0; lane < 8; lane++) {
+    for (size_t lane = 0; lane < LANES; lane++) {
         double x = lane < count && fabsf(rest[lane]) < threshold ? rest[lane] : 0.0;
         moments.sum += sum[lane] + x;
         moments.squares += squares[lane] + x * x;
@@ -55,10 +56,10 @@ static Moments fold(const double *sum, const double *squares, const float *rest,
 }
 
 static Moments measure_portable(const float *p, size_t count, float threshold) {
-    double sum[8] = {0}, squares[8] = {0};
+    double sum[LANES] = {0}, squares[LANES] = {0};
     size_t i = 0;
-    for (; i + 8 <= count; i += 8)
-        for (size_t lane = 0; lane < 8; lane++) {
+    for (; i + LANES <= count; i += LANES)
+        for (size_t lane = 0; lane < LANES; lane++) {
             double x = fabsf(p[i + lane]) < threshold ? p[i + lane] : 0.0;
             sum[lane] += x;
             squares[lane] += x * x;
@@ -181,24 +182,25 @@ static AVX2 void sieve_avx2(int kind, const Job *job, size_t start, size_t stop)
 }
 
 static AVX2 Moments measure_avx2(const float *p, size_t count, float threshold) {
-    __m256d low = _mm256_setzero_pd(), high = low, low_squares = low, high_squares = low;
     const __m256i limit = _mm256_set1_epi32((int)bits_of(threshold));
-    double sum[8], squares[8];
+    __m256d totals[LANES / 4], totals_of_squares[LANES / 4];
+    double sum[LANES], squares[LANES];
     size_t i = 0;
-    for (; threshold > 0.0f && i + 8 <= count; i += 8) {
-        __m256 x = _mm256_loadu_ps(p + i);
-        x = _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, key8(x))));
-        __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-        low = _mm256_add_pd(low, a);
-        high = _mm256_add_pd(high, b);
-        low_squares = _mm256_add_pd(low_squares, _mm256_mul_pd(a, a));
-        high_squares = _mm256_add_pd(high_squares, _mm256_mul_pd(b, b));
+    for (size_t v = 0; v < LANES / 4; v++) totals[v] = totals_of_squares[v] = _mm256_setzero_pd();
+    for (; threshold > 0.0f && i + LANES <= count; i += LANES)
+        for (size_t v = 0; v < LANES / 4; v++) {
+            __m128 x = _mm_loadu_ps(p + i + 4 * v);
+            __m128i key = _mm_and_si128(_mm_castps_si128(x), _mm_set1_epi32(0x7fffffff));
+            x = _mm_and_ps(x, _mm_castsi128_ps(_mm_cmpgt_epi32(_mm256_castsi256_si128(limit), key)));
+            __m256d wide = _mm256_cvtps_pd(x);
+            totals[v] = _mm256_add_pd(totals[v], wide);
+            totals_of_squares[v] = _mm256_add_pd(totals_of_squares[v], _mm256_mul_pd(wide, wide));
+        }
+    for (size_t v = 0; v < LANES / 4; v++) {
+        _mm256_storeu_pd(sum + 4 * v, totals[v]);
+        _mm256_storeu_pd(squares + 4 * v, totals_of_squares[v]);
     }
-    _mm256_storeu_pd(sum, low);
-    _mm256_storeu_pd(sum + 4, high);
-    _mm256_storeu_pd(squares, low_squares);
-    _mm256_storeu_pd(squares + 4, high_squares);
-    return fold(sum, squares, p + i, smaller(count - i, 8), threshold);
+    return fold(sum, squares, p + i, smaller(count - i, LANES), threshold);
 }
 
 static AVX2 void feistel_avx2(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {

@@ -88,7 +88,7 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     else:
         for index_K, values_K, valid_K in zip(index_LK, values_LK, valid_LK, strict=True):
             total_n.index_add_(0, index_K[valid_K], values_K[valid_K])
-    return out_n.copy_(total_n.div_(divisor))
+    return out_n.copy_(divide(total_n, divisor))
 
 
 def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
@@ -96,7 +96,7 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     total_n = rows_Wn[0].to(torch.promote_types(out_n.dtype, torch.float32), copy=True)
     for row_n in rows_Wn[1:]:
         total_n.add_(row_n)
-    return out_n.copy_(total_n.div_(divisor))
+    return out_n.copy_(divide(total_n, divisor))
 
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
@@ -154,6 +154,11 @@ def positions(sparse: Sparse) -> tuple[Tensor, Tensor]:
     block_LK = torch.searchsorted(ends_LB, slot_LK, right=True)
     index_LK = block_LK * BLOCK + (sparse.offsets_LK.long() & 0xFFFF)
     return index_LK.masked_fill(~valid_LK, 0), valid_LK
+
+
+def divide(total_n: Tensor, divisor: float) -> Tensor:
+    """In place. By a tensor: a number, CUDA turns into its reciprocal, which rounds differently."""
+    return total_n.div_(torch.full((), divisor, dtype=total_n.dtype, device=total_n.device))
 
 
 def to_bitmap(sparse: Sparse, bitmap_LN: Tensor) -> None:

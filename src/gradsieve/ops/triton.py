@@ -5,6 +5,7 @@ for the device. L workers, n coordinates, S segments, B blocks, K slots (see ``t
 """
 
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,10 +15,11 @@ from torch import Tensor
 from gradsieve.ops import reference
 from gradsieve.ops import triton_arrived as arrived
 from gradsieve.ops import triton_given as given
-from gradsieve.ops import triton_kernels as kernels
-from gradsieve.ops import triton_select as finding
+from gradsieve.ops import triton_sieve as sieving
 from gradsieve.ops.rng import ROUNDS
-from gradsieve.ops.triton_work import NOTHING, PRECISE, SMALL, Plan, Sampling, Work, cdiv, row_strides, steps, stride
+from gradsieve.ops.triton_launch import launch
+from gradsieve.ops.triton_plan import Plan, bounds_of, cdiv, every
+from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, stride
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
 WIDTH = 1024
@@ -40,35 +42,26 @@ def threshold(pending: Pending, threshold: float) -> Sparse:
         )  # fmt: skip
         return into
     floor = floor_of(threshold)
-    slots = pending.into.slots if pending.into is not None else pending.grad_Ln.shape[1] // 256
-    work = Work.of(pending, 2 * slots)
-    work.sieve(floor=floor, take=True)
-    return measured(pending, work.send(work.overflows, floor=floor))
+    slots = pending.into.slots if pending.into is not None else pending.grad_Ln.shape[1] // 64
+    work = Work(pending, slots + slots // 4)
+    work.sieve(floor, take=True)
+    return measured(pending, work.send(floor))
 
 
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep the ``k_S[s]`` largest ``abs(p)`` of each segment; of equals, the lowest index.
 
-    Candidates exceed a floor a little under the last step's limit; where they are too few or too many a sample
-    gives a better floor and they are gathered again; where that fails too the memory itself is searched.
+    A sample of p gives a floor that a few more than k exceed; the exact k are found among those. A segment where it was
+    too high is searched in the memory.
     """
     if not fits(pending):
         return reference.topk(pending, k_S)
     plan = Plan.of(pending, k_S)
-    floors_LS, course_LS = remembered(pending, "topk")
-    work = Work.of(pending, 4 * plan.total, plan.small)
-    work.sieve(floors_LS=floors_LS)
-    gates = work.counters("gates", 9 * work.workers)
-    retry_L, dense_L = gates[work.workers : 2 * work.workers], gates[2 * work.workers : 3 * work.workers]
-    work.choose(range(1), plan.k_S, gates, dense_L, floors_LS)
-    work.estimate(plan.sampling, plan.sampling.firsts_S, plan.ranks_S, floors_LS, retry_L)
-    work.resieve(retry_L)
-    work.choose(range(1, 8), plan.k_S, gates, dense_L, floors_LS)
-    finding.steer[(len(k_S), work.workers)](
-        floors_LS, *course_LS, work.choice.limits_LS, work.ints("seen"), work.bounds_S, plan.k_S,
-        work.overflows, len(k_S), SMALL=SMALL, num_warps=1,
-    )  # fmt: skip
-    return measured(pending, work.send(dense_L))
+    work = Work(pending, plan.sampling.candidates, by_segment=True)
+    work.find_floors(plan.sampling)
+    work.sieve()
+    work.choose(plan.k_S)
+    return measured(pending, work.send())
 
 
 def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
@@ -76,14 +69,11 @@ def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     if not fits(pending):
         return reference.gaussiank(pending, k_S)
     plan = Plan.of(pending, k_S)
-    floors_LS, _ = remembered(pending, "gaussiank")
-    work = Work.of(pending, 4 * plan.total)
-    work.sieve(floors_LS=floors_LS, moments=work.moments)
-    bands = plan.bands(2 / 3, 4 / 3)
-    finding.gaussian_start[(len(k_S), work.workers)](
-        work.moments, bands, plan.k_S, work.bounds_S, *work.trial(floors_LS), len(k_S), num_warps=1, **PRECISE
-    )
-    return measured(pending, work.send(work.settle(plan.k_S, bands, floors_LS)))
+    work = Work(pending, plan.sampling.candidates, by_segment=True)
+    work.find_floors(plan.sampling)
+    work.sieve(moments=True)
+    work.settle(plan, 2 / 3, 4 / 3, gaussian=True)
+    return measured(pending, work.send())
 
 
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
@@ -92,26 +82,14 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     if not fits(pending):
         return reference.sampledk(pending, k_S, stride, start)
     plan = Plan.of(pending, k_S)
-    floors_LS, _ = remembered(pending, "sampledk")
-    work = Work.of(pending, 4 * plan.total)
-    work.sieve(floors_LS=floors_LS)
-    firsts_S = torch.remainder(start, plan.sizes_S.clamp(1, stride))
-    taken_S = (plan.sizes_S - firsts_S + stride - 1) // stride
-    ranks_S = (taken_S * plan.k_S / plan.sizes_S.double()).int().clamp(min=1)
-    sampling = Sampling.every(pending.segments, stride, work.device)
-    rank = work.estimate(sampling, firsts_S, ranks_S, floors_LS)
-    bands = plan.bands(0.8, 1.3)
-    finding.sample_start[(len(k_S), work.workers)](
-        rank.limits_LS, plan.k_S, work.bounds_S, *work.trial(floors_LS), len(k_S), num_warps=1, **PRECISE
-    )
-    dense_L = work.settle(plan.k_S, bands, floors_LS, recount=True)
-    gates = work.counters("gates", 9 * work.workers)
-    finding.overshoot[(len(k_S), work.workers)](
-        work.ints("found"), bands, plan.k_S, work.choice.states_LS, gates[2 * work.workers :], len(k_S), num_warps=1
-    )
-    work.ints("floors_again").fill_(-1)
-    work.choose(range(2, 8), plan.k_S, gates, dense_L, floors_LS)
-    return measured(pending, work.send(dense_L))
+    strided = every(pending.segments, stride, pending.grad_Ln.device)
+    work = Work(pending, plan.sampling.candidates, by_segment=True)
+    work.find_floors(plan.sampling)
+    work.rank(work.sample(strided, start, False), strided, plan.k_S, start, stride)
+    work.sieve()
+    work.settle(plan, 0.8, 1.3, gaussian=False)
+    work.choose(plan.k_S, gated=True)
+    return measured(pending, work.send())
 
 
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
@@ -120,43 +98,56 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
         return reference.randomk(pending, k_S, keys_LS)
     plan = Plan.of(pending, k_S)
     device = pending.grad_Ln.device
-    known = plan.firsts_S, plan.bounds_S, plan.half_S
+    known = plan.firsts_S, bounds_of(pending.segments, device), plan.half_S
 
     def drawn() -> Tensor:
         on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
         index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
         if plan.total:
-            given.draw[(cdiv(plan.total, 256), len(keys_LS))](
+            launch(given.draw, (cdiv(plan.total, 256), len(keys_LS)),
                 index_LK, on_device, *known, plan.total, len(k_S),
-                STEPS=steps(len(k_S)), ROUNDS=ROUNDS, WIDTH=256,
+                STEPS=(len(k_S) - 1).bit_length(), ROUNDS=ROUNDS, WIDTH=256,
             )  # fmt: skip
         return index_LK.sort(1).values
 
-    return send_given(pending, drawn)
+    return send_given(pending, plan.total, drawn)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
     """Keep the given distinct coordinates (any order, the same number for every worker)."""
     if not fits(pending):
         return reference.take(pending, index_LK)
-    return send_given(pending, lambda: index_LK.to(torch.int32).sort(1).values)
+    return send_given(pending, index_LK.shape[1], lambda: index_LK.to(torch.int32).sort(1).values)
 
 
-def send_given(pending: Pending, make: Callable[[], Tensor]) -> Sparse:
+def send_given(pending: Pending, kept: int, make: Callable[[], Tensor]) -> Sparse:
     """Send the coordinates that ``make`` returns, sorted; it runs beside the pass over the memory."""
-    work = Work.of(pending, 0)
-    sorted_LK = beside(make, work.device, lambda: work.sieve(floor=NOTHING))
-    kept = sorted_LK.shape[1]
+    work = Work(pending, 0)
     into = pending.into
     if into is None:
         into = reference.empty(work.workers, work.n, kept, pending.values, work.device)
-    given.place_counts[(cdiv(work.blocks, 128), work.workers)](
-        sorted_LK, kept, into.counts_LB, into.counts_LB.stride(0), into.slots, work.blocks, STEPS=kept.bit_length()
-    )
-    given.place[(max(cdiv(kept, 256), 1), work.workers)](
-        *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.flags("nonfinite"),
-        into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L,
-        *row_strides(into)[1:], into.slots, LIMIT=torch.finfo(into.values_LK.dtype).max, WIDTH=256, **PRECISE,
+
+    def counted() -> Tensor:
+        sorted_LK = make()
+        launch(
+            given.place_counts,
+            (cdiv(work.blocks, 128), work.workers),
+            sorted_LK,
+            kept,
+            into.counts_LB,
+            into.counts_LB.stride(0),
+            into.slots,
+            work.blocks,
+            STEPS=kept.bit_length(),
+        )
+        return sorted_LK
+
+    sorted_LK = beside(counted, work.device, lambda: work.sieve(NOTHING))
+    parts = into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
+    launch(given.place, (max(cdiv(kept, 256), 1), work.workers),
+        *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.nonfinite_L,
+        *parts, *(part.stride(0) for part in parts), into.slots, LARGEST=LARGEST[into.values_LK.dtype], WIDTH=256,
+        **PRECISE,
     )  # fmt: skip
     return measured(pending, into)
 
@@ -167,10 +158,11 @@ def beside(first: Callable[[], Tensor], device: torch.device, second: Callable[[
         second()
         return first()
     here, there = torch.cuda.current_stream(device), side_stream(device)
-    there.wait_stream(here)
+    ready = here.record_event()
+    second()  # first on the host: the device is busy with it while the small ones are launched
     with torch.cuda.stream(there):
+        there.wait_event(ready)
         result = first()
-    second()
     here.wait_stream(there)
     result.record_stream(here)
     return result
@@ -184,8 +176,8 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum over workers in rank order of what each sent) / divisor``: bit-equal on every replica."""
-    if out_n.dtype == torch.float64 or sparse.values_LK.dtype == torch.float64 or not sparse.size:
-        return reference.decode(sparse, out_n, divisor)
+    if torch.float64 in (out_n.dtype, sparse.values_LK.dtype) or not sparse.size:
+        return divided(reference.decode(sparse, out_n, 1.0), divisor)
     if torch.compiler.is_compiling():
         torch.ops.gradsieve.decode(
             sparse.counts_LB, sparse.offsets_LK, sparse.values_LK, out_n, sparse.size, float(divisor)
@@ -194,12 +186,12 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
     workers, blocks = sparse.counts_LB.shape
-    quotients = torch.empty(sparse.values_LK.shape if divisor != 1 else (1, 1), device=out_n.device)
     width = min(max(1 << (3 * sparse.slots // (2 * blocks)).bit_length(), 64), 1024)
-    arrived.decode[(blocks,)](
-        sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK, *strides(sparse), sparse.slots,
-        total_n.zero_(), quotients, quotients.stride(0), workers, sparse.size, float(divisor),
-        DIVIDE=divisor != 1, WIDTH=width, num_warps=2 if width <= 256 else 8,
+    abreast = min(1 << (workers - 1).bit_length(), 8192 // width)
+    part = 16_384 if width <= 256 else BLOCK  # those of all running programs fit in the cache
+    launch(arrived.decode, (cdiv(sparse.size, part),),
+        *received(sparse), total_n, workers, sparse.size, blocks, float(divisor),
+        PART=part, WORKERS=abreast, WIDTH=width, num_warps=min(max(abreast * width // 128, 4), 16),
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 
@@ -207,10 +199,15 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
 def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum of the rows in rank order) / divisor``: the dense twin of ``decode``."""
     if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
-        return reference.mean(rows_Wn, out_n, divisor)
+        return divided(reference.mean(rows_Wn, out_n, 1.0), divisor)
     workers, n = rows_Wn.shape
-    arrived.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
+    launch(arrived.mean, (cdiv(n, WIDTH),), rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
     return out_n
+
+
+def divided(out_n: Tensor, divisor: float) -> Tensor:
+    """By a number on the device: PyTorch multiplies by the reciprocal of one on the host."""
+    return out_n.div_(torch.full((), divisor, dtype=out_n.dtype, device=out_n.device))
 
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
@@ -228,10 +225,9 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
         return
     before_LK = torch.empty(sparse.values_LK.shape, device=when.device)
     workers, blocks = sparse.counts_LB.shape
-    arrived.undo[(blocks, workers)](
+    launch(arrived.undo, (blocks, workers),
         pending.grad_Ln, pending.memory_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln), sparse.size,
-        pending.decay, pending.gain, when, sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
-        *strides(sparse), sparse.slots, before_LK, stride(before_LK), WIDTH=WIDTH, **PRECISE,
+        pending.decay, pending.gain, when, *received(sparse), before_LK, stride(before_LK), WIDTH=WIDTH, **PRECISE,
     )  # fmt: skip
 
 
@@ -245,9 +241,8 @@ def misplaced(sparse: Sparse) -> Tensor:
     workers, blocks = sparse.counts_LB.shape
     bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
     if blocks:
-        arrived.misplaced[(blocks, workers)](
-            sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.counts_LB.stride(0), sparse.offsets_LK.stride(0),
-            sparse.slots, sparse.size, bad_L, WIDTH=256,
+        launch(arrived.misplaced, (blocks, workers),
+            *received(sparse), sparse.size, bad_L, WIDTH=256,
         )  # fmt: skip
     return bad_L != 0
 
@@ -255,9 +250,8 @@ def misplaced(sparse: Sparse) -> Tensor:
 def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
     workers, blocks = sparse.counts_LB.shape
     if blocks:
-        arrived.touch[(blocks, workers)](
-            target_Ln, stride(target_Ln), sparse.counts_LB, ends(sparse), sparse.offsets_LK, sparse.values_LK,
-            *strides(sparse), sparse.slots, sparse.size, ADD=add, WIDTH=256,
+        launch(arrived.touch, (blocks, workers),
+            target_Ln, stride(target_Ln), *received(sparse), sparse.size, ADD=add, WIDTH=256,
         )  # fmt: skip
 
 
@@ -271,9 +265,9 @@ def measured(pending: Pending, sparse: Sparse) -> Sparse:
 def squared_norm(memory_Ln: Tensor) -> Tensor:
     workers, n = memory_Ln.shape
     parts = torch.empty(workers, 1024, dtype=torch.float64, device=memory_Ln.device)
-    kernels.squares[(1024, workers)](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
+    launch(sieving.squares, (1024, workers), memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
     error_L = torch.empty(workers, dtype=torch.float64, device=memory_Ln.device)
-    kernels.add_up[(workers,)](parts, error_L, PARTS=1024)
+    launch(sieving.add_up, (workers,), parts, error_L, PARTS=1024)
     return error_L
 
 
@@ -289,27 +283,14 @@ def floor_of(threshold: float) -> int:
     """The bits that a magnitude's exceed where it is not less than the threshold."""
     if not threshold > 0:
         return -1
-    return int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32)) - 1
+    return int.from_bytes(bytes(c_float(threshold)), "little") - 1
 
 
-def remembered(pending: Pending, rule: str) -> tuple[Tensor, Tensor]:
-    """The rule's floors a worker and a segment, none at first, and their course: gap, rate and last limit."""
-    shape = (pending.grad_Ln.shape[0], len(pending.segments.keys))
-    device = pending.grad_Ln.device
-    floors_LS = pending.cache.get(f"{rule}.floors")
-    if floors_LS is None or floors_LS.shape != shape or floors_LS.device != device:
-        pending.cache[f"{rule}.floors"] = torch.full(shape, NOTHING, dtype=torch.int32, device=device)
-        pending.cache[f"{rule}.course"] = torch.zeros(3, *shape, device=device)
-        pending.cache[f"{rule}.course"][0].fill_(0.06)
-    return pending.cache[f"{rule}.floors"], pending.cache[f"{rule}.course"]
-
-
-def ends(sparse: Sparse) -> Tensor:
-    return sparse.counts_LB.cumsum(1, dtype=torch.int32)
-
-
-def strides(sparse: Sparse) -> tuple[int, int, int]:
-    return sparse.counts_LB.stride(0), sparse.offsets_LK.stride(0), sparse.values_LK.stride(0)
+def received(sparse: Sparse) -> tuple[Tensor | int, ...]:
+    """What a kernel over the elements of all workers is given of them."""
+    parts = sparse.counts_LB, sparse.offsets_LK, sparse.values_LK
+    strides = (part.stride(0) for part in parts)
+    return parts[0], running(parts[0]), *parts[1:], *strides, sparse.slots
 
 
 def _threshold(

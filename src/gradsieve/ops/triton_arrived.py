@@ -3,7 +3,12 @@
 import triton
 import triton.language as tl
 
-from gradsieve.ops.triton_kernels import INFINITE, PLAIN, key_of
+from gradsieve.ops.triton_sieve import INFINITE, PLAIN, key_of
+
+
+@triton.jit
+def over(total, divisor):
+    return tl.div_rn(total, tl.zeros_like(total) + divisor)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -14,7 +19,7 @@ def mean(rows, out, stride, workers, n, divisor, WIDTH: tl.constexpr):
     total = tl.load(rows + index, mask=inside, other=0.0).to(tl.float32)
     for w in range(1, workers):
         total += tl.load(rows + tl.cast(w, tl.int64) * stride + index, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + index, tl.div_rn(total, tl.zeros_like(total) + divisor).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + index, over(total, divisor).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -25,11 +30,11 @@ def share(counts, ends, counts_stride, worker, block, blocks):
 
 
 @triton.jit
-def arrived(offsets, stride, worker, slot, hit, slots, room):
-    """Positions in the block, and which are there and inside."""
+def arrived(offsets, stride, worker, slot, hit, slots, low, room):
+    """Positions from ``low`` on in the block, and which are there and not beyond ``room``."""
     hit &= (slot >= 0) & (slot < slots)
     at = tl.load(offsets + tl.cast(worker, tl.int64) * stride + slot, mask=hit, other=0).to(tl.int32) & 0xFFFF
-    return at, hit & (at < room)
+    return at - low, hit & (at >= low) & (at - low < room)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -45,7 +50,7 @@ def touch(
     values += row.to(tl.int64) * values_stride
     for i in range(0, size, WIDTH):
         j = i + tl.arange(0, WIDTH)
-        at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, n - block * 65536)
+        at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, 0, n - block * 65536)
         if ADD:
             new = tl.load(target + at, mask=hit, other=0.0)
             new += tl.load(values + start + j, mask=hit, other=0.0).to(tl.float32)
@@ -72,7 +77,7 @@ def undo(
         before += row.to(tl.int64) * before_stride
         for i in range(0, size, WIDTH):
             j = i + tl.arange(0, WIDTH)
-            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, room)
+            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, 0, room)
             sent = tl.load(values + start + j, mask=hit, other=0.0).to(tl.float32)
             tl.store(before + start + j, taken_back(grad, memory, at, hit, sent, decay, gain), mask=hit)
         tl.debug_barrier()
@@ -84,7 +89,7 @@ def undo(
         tl.debug_barrier()
         for i in range(0, size, WIDTH):
             j = i + tl.arange(0, WIDTH)
-            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, room)
+            at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, 0, room)
             tl.store(memory + at, tl.load(before + start + j, mask=hit, other=0.0), mask=hit)
 
 
@@ -93,12 +98,12 @@ def taken_back(grad, memory, at, hit, sent, decay, gain):
     m = tl.load(memory + at, mask=hit, other=0.0)
     g = tl.load(grad + at, mask=hit, other=0.0).to(tl.float32) * gain
     finite = key_of(m * decay + g) < INFINITE
-    return tl.where(finite, tl.div_rn(m + sent - g, tl.zeros_like(m) + decay), m)
+    return tl.where(finite, over(m + sent - g, decay), m)
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def misplaced(
-    counts, ends, offsets, counts_stride, offsets_stride, slots, n, bad, WIDTH: tl.constexpr
+    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, n, bad, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Counts and positions in range, and none twice; rising positions, as our kernels send, need one look each."""
     block = tl.program_id(0)
@@ -133,57 +138,67 @@ def misplaced(
 
 @triton.jit(do_not_specialize=PLAIN)
 def decode(
-    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, quotients,
-    quotients_stride, workers, n, divisor, DIVIDE: tl.constexpr, WIDTH: tl.constexpr,
+    counts, ends, offsets, values, counts_stride, offsets_stride, values_stride, slots, out, workers, n, blocks,
+    divisor, PART: tl.constexpr, WORKERS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Onto zeros: a program owns a block and walks the workers in rank order, so the sum is the same everywhere.
+    """out = (sum in rank order of what each worker sent) / divisor, of one part of a block, while the cache holds it.
 
-    Only what was sent is divided: all quotients are formed before the first is written, since workers that sent
-    the same coordinate share it.
+    What one worker alone sent is its own sum. The cells first count their senders, so that only the others take turns.
     """
-    block = tl.program_id(0)
-    blocks = tl.num_programs(0)
-    high = n - block * 65536
-    out += block.to(tl.int64) * 65536
-    some = tl.arange(0, 8)
-    sizes = tl.load(counts + some * counts_stride + block, mask=some < workers, other=0)
-    starts = (tl.load(ends + some * blocks + block, mask=some < workers, other=0) - sizes)[:, None]
-    if (workers <= 8) & (tl.max(sizes) <= WIDTH):  # all at once in registers
+    begin = tl.program_id(0) * PART
+    block = begin // 65536
+    low = begin % 65536
+    room = tl.minimum(n - begin, PART)
+    out += begin.to(tl.int64)
+    worker = tl.arange(0, WORKERS)
+    sizes = tl.load(counts + worker * counts_stride + block, mask=worker < workers, other=0)
+    starts = tl.load(ends + worker * blocks + block, mask=worker < workers, other=0) - sizes
+    if (workers <= WORKERS) & (tl.max(sizes) <= WIDTH):  # all at once in registers
         j = tl.arange(0, WIDTH)[None, :]
-        at, hit = arrived(offsets, offsets_stride, some[:, None], starts + j, j < sizes[:, None], slots, high)
-        value = tl.load(values + some.to(tl.int64)[:, None] * values_stride + starts + j, mask=hit, other=0.0)
+        slot = starts[:, None] + j
+        hit = j < sizes[:, None]
+        at, hit = arrived(offsets, offsets_stride, worker[:, None], slot, hit, slots, low, room)
+        value = tl.load(values + worker.to(tl.int64)[:, None] * values_stride + slot, mask=hit, other=0.0)
         value = value.to(tl.float32)
-        for w in range(workers):
-            turn = hit & (some[:, None] == w)
-            tl.store(out + at, tl.load(out + at, mask=turn, other=0.0) + value, mask=turn)
+        clear(out, room, PART)
+        cell = (out + at).to(tl.pointer_type(tl.int32), bitcast=True)
+        tl.atomic_add(cell, tl.full([WORKERS, WIDTH], 1, tl.int32), mask=hit, sem="relaxed")
+        tl.debug_barrier()
+        senders = tl.load(cell, mask=hit, other=0, cache_modifier=".cg")
+        shared = hit & (senders > 1)
+        tl.debug_barrier()
+        tl.store(out + at, tl.where(shared, 0.0, over(value, divisor)), mask=hit)
+        if tl.max(senders) > 1:
+            for w in range(workers):
+                tl.debug_barrier()
+                turn = shared & (worker[:, None] == w)
+                tl.store(out + at, tl.load(out + at, mask=turn, other=0.0) + value, mask=turn)
             tl.debug_barrier()
-        if DIVIDE:
-            total = tl.load(out + at, mask=hit, other=0.0)
+            total = tl.load(out + at, mask=shared, other=0.0)
             tl.debug_barrier()
-            tl.store(out + at, tl.div_rn(total, tl.zeros_like(total) + divisor), mask=hit)
+            tl.store(out + at, over(total, divisor), mask=shared)
     else:
+        clear(out, room, PART)
         for w in range(workers):
-            tl.debug_barrier()
             start, size = share(counts, ends, counts_stride, w, block, blocks)
             for i in range(0, size, WIDTH):
                 slot = start + i + tl.arange(0, WIDTH)
-                within = i + tl.arange(0, WIDTH) < size
-                position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
-                more = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=mine, other=0.0)
-                old = tl.load(out + position, mask=mine, other=0.0)
-                tl.store(out + position, old + more.to(tl.float32), mask=mine)
-        if DIVIDE:
-            for writing in tl.static_range(2):
-                tl.debug_barrier()
-                for w in range(workers):
-                    start, size = share(counts, ends, counts_stride, w, block, blocks)
-                    for i in range(0, size, WIDTH):
-                        slot = start + i + tl.arange(0, WIDTH)
-                        within = i + tl.arange(0, WIDTH) < size
-                        position, mine = arrived(offsets, offsets_stride, w, slot, within, slots, high)
-                        quotient = quotients + tl.cast(w, tl.int64) * quotients_stride + slot
-                        if writing == 0:
-                            old = tl.load(out + position, mask=mine, other=0.0)
-                            tl.store(quotient, tl.div_rn(old, tl.zeros_like(old) + divisor), mask=mine)
-                        else:
-                            tl.store(out + position, tl.load(quotient, mask=mine, other=0.0), mask=mine)
+                hit = i + tl.arange(0, WIDTH) < size
+                at, hit = arrived(offsets, offsets_stride, w, slot, hit, slots, low, room)
+                value = tl.load(values + tl.cast(w, tl.int64) * values_stride + slot, mask=hit, other=0.0)
+                tl.store(out + at, tl.load(out + at, mask=hit, other=0.0) + value.to(tl.float32), mask=hit)
+            tl.debug_barrier()
+        for i in range(0, room, WIDTH):
+            place = i + tl.arange(0, WIDTH)
+            total = tl.load(out + place, mask=place < room, other=0.0)
+            tl.store(out + place, over(total, divisor), mask=place < room)
+
+
+@triton.jit
+def clear(out, room, PART: tl.constexpr):
+    place = tl.arange(0, PART)
+    if room == PART:  # without a mask stores are 16 bytes wide whatever n is
+        tl.store(out + place, tl.zeros([PART], tl.float32))
+    else:
+        tl.store(out + place, tl.zeros([PART], tl.float32), mask=place < room)
+    tl.debug_barrier()

@@ -3,14 +3,16 @@
 import triton
 import triton.language as tl
 
-from gradsieve.ops.triton_kernels import PLAIN, put, reload, segment_of
+from gradsieve.ops.triton_select import mixed
+from gradsieve.ops.triton_send import put
+from gradsieve.ops.triton_sieve import PLAIN, reload, segment_of
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def place(
     grad, memory, grad_stride, memory_stride, decay, gain, index_LK, kept, nonfinite,
     offsets, values, wanted, nonfinite_out, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
-    LIMIT: tl.constexpr, WIDTH: tl.constexpr,
+    LARGEST: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Send the given coordinates, sorted, from a memory that holds p."""
     row = tl.program_id(1)
@@ -23,7 +25,7 @@ def place(
     p = reload(memory, grad, index, hit, decay, gain, bad)
     offsets += row.to(tl.int64) * offsets_stride
     values += row.to(tl.int64) * values_stride
-    put(p, index, hit, slot, memory, offsets, values, slots, LIMIT, False)
+    put(p, index, hit, slot, memory, offsets, values, slots, LARGEST, False)
     if tl.program_id(0) == 0:
         tl.store(wanted + row * wanted_stride, kept)
         tl.store(nonfinite_out + row * bad_stride, bad)
@@ -75,9 +77,7 @@ def draw(
         right = out & mask
         for r in tl.static_range(ROUNDS):
             x = right + key + ((r * 0x9E3779B9) & 0xFFFFFFFF)
-            x = (x ^ (x >> 16)) * 0x85EBCA6B
-            x = (x ^ (x >> 13)) * 0xC2B2AE35
-            x = left ^ ((x ^ (x >> 16)) & mask)
+            x = left ^ (mixed(x) & mask)
             left = right
             right = x
         out = tl.where(outside, (left << bits) | right, out)

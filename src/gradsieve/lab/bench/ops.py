@@ -3,7 +3,8 @@
 ``gradsieve bench ops --device cpu --sizes 11200000 --densities 0.001 0.01 --out benchmarks/results/ops.jsonl``
 
 All contenders of one size run interleaved, memory restored before each; ratios are of medians within one run. An op
-that does not agree with ``ops.reference`` gets no figure.
+that does not agree with ``ops.reference`` gets no figure. On CUDA the device is kept busy while launches queue up, as
+it is in a backward pass: times are the device's, and what a call takes on the host stands beside them.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from itertools import accumulate
 from math import prod
 from pathlib import Path
@@ -48,6 +50,9 @@ class Row:
     q1_ms: float
     q3_ms: float
     ratio: float
+    host_ms: float | None = None  # of one call, on CUDA
+    extra_bytes: float | None = None  # on CUDA: scratch and payload at most, a coordinate
+    triton: str | None = None
 
 
 @dataclass
@@ -58,28 +63,44 @@ class Contender:
     prepare: Callable[[], object] = lambda: None
     check: Callable[[], bool] = lambda: True
     against: str = "add"
+    payload: int | None = None  # bytes
     times: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    extra: int | None = None
 
 
 class Clock:
-    """Seconds of one call: wall time, or the thread's own where neighbours share the cores."""
+    """Seconds of one call: the device's, or else wall time, or the thread's own where neighbours share the cores."""
 
     def __init__(self, device: torch.device, kind: str) -> None:
         self.device = device
         self.now = time.thread_time if kind == "thread" else time.perf_counter
 
-    def __call__(self, run: Callable[[], object]) -> float:
+    def __call__(self, contender: Contender) -> None:
         if self.device.type == "cuda":
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             torch.cuda.synchronize(self.device)
+            torch.cuda._sleep(3_000_000)  # type: ignore[no-untyped-call]
             start.record()
-            run()
+            began = self.now()
+            contender.run()
+            contender.host.append(self.now() - began)
             stop.record()
             stop.synchronize()
-            return float(start.elapsed_time(stop)) / 1e3
-        began = self.now()
-        run()
-        return self.now() - began
+            contender.times.append(float(start.elapsed_time(stop)) / 1e3)
+        else:
+            began = self.now()
+            contender.run()
+            contender.times.append(self.now() - began)
+
+    def weigh(self, contender: Contender) -> None:
+        """The memory of one call at its peak, beyond what was there."""
+        if self.device.type == "cuda" and contender.payload is not None:
+            contender.prepare()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+            contender.run()
+            contender.extra = torch.cuda.max_memory_allocated(self.device) - before + contender.payload
 
 
 def resnet18_segments(size: int) -> Segments:
@@ -125,7 +146,8 @@ class Bench:
         def check() -> bool:
             return agree(name, self.pending(label, segments, self.start_Ln.clone()), self.module, arguments)
 
-        return Contender(run, prepare, check)
+        parts = self.into.counts_LB, self.into.offsets_LK, self.into.values_LK
+        return Contender(run, prepare, check, payload=sum(part.nbytes for part in parts))
 
     def contenders(self) -> dict[str, Contender]:
         layer_k = tuple(max(1, round(n * self.k / self.size)) if n else 0 for n in self.layers.sizes)
@@ -245,17 +267,21 @@ def sequence(
     memory_Ln, e_Ln = torch.zeros(1, size, device=device), torch.zeros(1, size, device=device)
     pending = Pending(e_Ln, memory_Ln, segments, into=reference.empty(1, size, 8 * k, torch.float32, device))
     mean_n = torch.empty(size, device=device)
+    compiling = 3 if device.type == "cuda" else 0  # steps
     add = Contender(lambda: e_Ln.add_(pending.grad_Ln))
     rule = Contender(lambda: getattr(module, name)(pending, (k,), *extra))
     for step, (grad_n, update) in zip(range(steps), gradients, strict=False):
         pending.grad_Ln = grad_n[None]
-        copy = replace(pending, memory_Ln=memory_Ln.clone(), cache={key: t.clone() for key, t in pending.cache.items()})
+        remembered = {key: t.clone() for key, t in pending.cache.items() if isinstance(t, Tensor)}
+        copy = replace(pending, memory_Ln=memory_Ln.clone(), cache=remembered)
         if step == steps // 2 and not agree(name, copy, module, ((k,), *extra)):
             return {}
         for contender in (add, rule):
-            contender.times.append(clock(contender.run))
+            clock(contender)
         assert pending.into is not None
         update(module.decode(pending.into, mean_n, 1.0))
+    for contender in (add, rule):
+        del contender.times[:compiling], contender.host[:compiling]
     return {"add": add, f"{name} sequence": rule}
 
 
@@ -265,10 +291,19 @@ def rows_of(contenders: dict[str, Contender], average: bool, **common: Any) -> l
     middle = (lambda times: sum(times) / len(times)) if average else median
     for name, contender in contenders.items():
         q1, _, q3 = quantiles(contender.times, n=4)
-        base = middle(contenders[contender.against].times)
-        figures = [1e3 * seconds for seconds in (middle(contender.times), q1, q3)]
-        rows.append(Row(op=name, against=contender.against, median_ms=figures[0], q1_ms=figures[1], q3_ms=figures[2],
-                        ratio=middle(contender.times) / base, **common))  # fmt: skip
+        rows.append(
+            Row(
+                op=name,
+                against=contender.against,
+                median_ms=1e3 * middle(contender.times),
+                q1_ms=1e3 * q1,
+                q3_ms=1e3 * q3,
+                ratio=middle(contender.times) / middle(contenders[contender.against].times),
+                host_ms=1e3 * median(contender.host) if contender.host else None,
+                extra_bytes=None if contender.extra is None else contender.extra / common["n"],
+                **common,
+            )
+        )
     return rows
 
 
@@ -278,15 +313,18 @@ def measure(size: int, density: float, device: torch.device, repeats: int, steps
     common = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "torch": torch.__version__,
         "threads": torch.get_num_threads(), "clock": clock_kind, "n": size, "density": density,
+        "triton": version("triton") if device.type == "cuda" else None,
     }  # fmt: skip
     contenders = Bench(module, size, density, device).contenders()
     for name in [name for name, contender in contenders.items() if not contender.check()]:
         print(f"{name}: differs from the reference at n = {size}, density = {density}: no figure")
         del contenders[name]
+    for contender in contenders.values():
+        clock.weigh(contender)
     for _ in range(repeats):
         for contender in contenders.values():
             contender.prepare()
-            contender.times.append(clock(contender.run))
+            clock(contender)
     rows = rows_of(contenders, False, **common)
     rules: dict[str, tuple[int, ...]] = {"topk": (), "gaussiank": (), "sampledk": (100, 7)}
     for name, extra in rules.items() if steps else ():
@@ -317,7 +355,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     names = [name for name in dict.fromkeys(row.op for row in rows) if name not in ("add", "zero")]
     figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(names) + 1.5))
-    settings = list(dict.fromkeys((row.n, row.density) for row in rows))
+    settings = sorted({(row.n, row.density) for row in rows})
     height = 0.8 / len(settings)
     for i, (n, density) in enumerate(settings):
         ratios = {row.op: row.ratio for row in rows if (row.n, row.density) == (n, density)}
@@ -328,7 +366,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("time over its floor (e.add_(g); zeroing the output for decode; the flat call for layer-wise)")
     axes.invert_yaxis()
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
