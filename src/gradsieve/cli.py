@@ -1,4 +1,4 @@
-"""The command line: ``gradsieve compare`` and ``gradsieve report``.
+"""The command line: ``gradsieve compare | report | bench | reproduce``.
 
 An error that the user can put right is one line on the error stream and exit status 2.
 """

@@ -29,8 +29,8 @@ def main(job: dict[str, Any]) -> None:
     folder = Path(job["data_dir"]) if job["data_dir"] else None
     task = tasks.get(job["task"], data_dir=folder)
     if isinstance(task, Classification) and job["judged_by"]:
-        count = job["judged_by"]
-        task = replace(task, test_inputs=task.test_inputs[:count], test_labels=task.test_labels[:count])
+        part = slice(None, None, max(1, len(task.test_labels) // job["judged_by"]))  # it may be sorted by class
+        task = replace(task, test_inputs=task.test_inputs[part], test_labels=task.test_labels[part])
     options = Options(workers=workers, epochs=job["epochs"], seed=job["seed"])
     recipe = options.recipe(task)
     per_epoch = task.steps_per_epoch(workers, recipe.batch_size)
