@@ -144,6 +144,7 @@ def cells(row: Arrival, arrivals: Sequence[Arrival]) -> list[str]:
 def plot(arrivals: Sequence[Arrival], path: Path) -> None:
     """Accuracy over seconds of training, a panel for each task and link."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     panels = list(dict.fromkeys((row.task, row.link) for row in arrivals))
     figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
@@ -156,6 +157,9 @@ def plot(arrivals: Sequence[Arrival], path: Path) -> None:
                 axes.plot(seconds, [100 * a for a in accuracy], style, marker=".", label=row.way)
         axes.axhline(100 * next(row.target for row in arrivals if row.task == task), color="grey", linewidth=0.8)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("test accuracy, %")
         axes.set_title(f"{task}, {link}")
