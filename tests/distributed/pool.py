@@ -1,6 +1,7 @@
 """Real processes for tests: a pool of ranks that stay alive, each test in a process group of its own."""
 
 import datetime
+import faulthandler
 import multiprocessing as mp
 import tempfile
 import time
@@ -24,6 +25,7 @@ def _serve(pipe: Any, rank: int) -> None:
         job = pipe.recv_bytes()
         if not job:
             return
+        faulthandler.dump_traceback_later(LIMIT - 5)  # what a rank that hangs is doing, on the error stream
         function, args, workers, store, timeout = cloudpickle.loads(job)
         torch.manual_seed(0)
         try:
@@ -42,6 +44,7 @@ def _serve(pipe: Any, rank: int) -> None:
         pipe.send_bytes(cloudpickle.dumps(result))
         if dist.is_initialized():
             dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()
 
 
 class RankError(AssertionError):
@@ -57,6 +60,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._ranks: list[tuple[Any, Any]] = []
+        # of all jobs: a FileStore whose folder goes while it is destroyed waits for it, for minutes
+        self._folder, self._jobs = tempfile.TemporaryDirectory(), 0
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(["torch", "torch.distributed", "gradsieve"])
 
@@ -68,12 +73,12 @@ class Pool:
             process.start()
             there.close()  # so that a rank that dies is an end of file here
             self._ranks.append((process, here))
-        with tempfile.TemporaryDirectory() as folder:
-            job = cloudpickle.dumps((function, args, workers, str(Path(folder) / "store"), timeout))
-            for _, pipe in self._ranks[:workers]:
-                pipe.send_bytes(job)
-            deadline = time.monotonic() + LIMIT
-            results = [self._result(rank, deadline) for rank in range(workers)]
+        self._jobs += 1
+        job = cloudpickle.dumps((function, args, workers, str(Path(self._folder.name) / str(self._jobs)), timeout))
+        for _, pipe in self._ranks[:workers]:
+            pipe.send_bytes(job)
+        deadline = time.monotonic() + LIMIT
+        results = [self._result(rank, deadline) for rank in range(workers)]
         failures = {rank: result for rank, (good, result) in enumerate(results) if not good}
         if failures:
             raise RankError(failures)
