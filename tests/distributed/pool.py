@@ -61,7 +61,7 @@ class Pool:
     def __init__(self) -> None:
         self._ranks: list[tuple[Any, Any]] = []
         # of all jobs: a FileStore whose folder goes while it is destroyed waits for it, for minutes
-        self._folder, self._jobs = tempfile.TemporaryDirectory(), 0
+        self._folder, self._jobs = Path(tempfile.mkdtemp()), 0
         self._context = mp.get_context("forkserver")
         self._context.set_forkserver_preload(["torch", "torch.distributed", "gradsieve"])
 
@@ -74,7 +74,7 @@ class Pool:
             there.close()  # so that a rank that dies is an end of file here
             self._ranks.append((process, here))
         self._jobs += 1
-        job = cloudpickle.dumps((function, args, workers, str(Path(self._folder.name) / str(self._jobs)), timeout))
+        job = cloudpickle.dumps((function, args, workers, str(self._folder / str(self._jobs)), timeout))
         for _, pipe in self._ranks[:workers]:
             pipe.send_bytes(job)
         deadline = time.monotonic() + LIMIT
@@ -101,3 +101,5 @@ class Pool:
             process.join()
             pipe.close()
         self._ranks = []
+        for store in self._folder.iterdir():
+            store.unlink()
