@@ -10,10 +10,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import gradsieve as gs
 from gradsieve.exchange.group import GroupLink
+from gradsieve.exchange.local import LocalLink
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter
 from gradsieve.options import options_of
 from gradsieve.step import Channel
+from gradsieve.wire import Frame
 
 SIZE = 2_000_000
 
@@ -58,3 +60,21 @@ def test_a_steady_step_takes_no_memory(rule, ranks):
         assert grown < 16_000  # a payload of another size may be at hand; a leak is more than 250 bytes a step
         assert peak < 200_000
         assert resident < 1_000_000
+
+
+def test_old_frames_go_when_sizes_change():
+    """Gaussian-k's size wanders, so frames are made anew now and then; what they replace must not be kept."""
+    layout = Layout(("weight", "bias"), (99_000, 1000))
+    options = options_of(gs.parse("gaussiank:0.001"), "layer", "gradient", "allgather", "bfloat16", False)
+    channel = Channel(options, layout, LocalLink(1), Meter(), torch.device("cpu"), torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    grad_n, out_n = torch.empty(100_000), torch.empty(100_000)
+    slots, frames = set(), []
+    for step in range(600):
+        channel.step(grad_n.normal_(generator=generator).unsqueeze(0), out_n, step).wait()
+        slots.add(channel.plan.slots)
+        if step in (100, 599):
+            gc.collect()
+            frames.append(sum(type(thing) is Frame for thing in gc.get_objects()))
+    assert len(slots) > 3  # including None, before anything is known
+    assert frames[1] <= frames[0]
