@@ -650,9 +650,12 @@ static size_t draw_segment(uint32_t *picks, size_t begin, size_t size, size_t k,
         while (waiting < 256 && slot < k) walk[waiting++] = (uint32_t)slot++;
         feistel(walk, waiting, half, key);
         size_t outside = 0;
-        for (size_t i = 0; i < waiting; i++) {
-            if (walk[i] < size) picks[drawn++] = (uint32_t)begin + walk[i];
-            else walk[outside++] = walk[i];
+        for (size_t i = 0; i < waiting; i++) { /* both are written: a branch would be guessed wrong too often */
+            uint32_t at = walk[i];
+            picks[drawn] = (uint32_t)begin + at;
+            walk[outside] = at;
+            drawn += at < size;
+            outside += at >= size;
         }
         waiting = outside;
     }

@@ -125,15 +125,14 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
 
 
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
-    call = _call(pending, pending.segments.tensor(_CPU), "native.draw")
+    call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.randomk(pending, k_S, keys_LS)
-    k, keys_LS = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous()
-    room = sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True))
+    k, keys_LS, room = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous(), _room(k_S, pending.segments)
     picks, picked_L = _picks(pending, room)
     pointers = k.data_ptr(), keys_LS.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
     _library.gradsieve_draw(ctypes.byref(call.step), *pointers, room)
-    return _take(pending, picks, picked_L, room)
+    return _take(pending, call, picks, picked_L, room)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
@@ -145,7 +144,7 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     pointers = index_LK.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
     if not _library.gradsieve_pick(ctypes.byref(call.step), *pointers, room):
         raise IndexError(f"a coordinate to take is outside of 0..{call.step.size - 1}")
-    return _take(pending, picks, picked_L, room)
+    return _take(pending, call, picks, picked_L, room)
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -276,7 +275,12 @@ def _picks(pending: Pending, room: int) -> tuple[Tensor, Tensor]:
     """Room for the coordinates to take of each worker, and for how many they are."""
     workers = pending.grad_Ln.shape[0]
     picks = _cached(pending, "native.picks", (workers, room), torch.int32)
-    return picks, torch.empty(workers, dtype=torch.int64)
+    return picks, _cached(pending, "native.picked", (workers,), torch.int64)
+
+
+@lru_cache(maxsize=256)
+def _room(k_S: tuple[int, ...], segments: Segments) -> int:
+    return sum(min(k, size) for k, size in zip(k_S, segments.sizes, strict=True))
 
 
 @dataclass(slots=True)
@@ -290,12 +294,12 @@ class _Call:
     bounds: Tensor
 
 
-def _call(pending: Pending, bounds: Tensor, name: str = "native.call") -> _Call | None:
+def _call(pending: Pending, bounds: Tensor) -> _Call | None:
     """The call for these tensors; None where the C code does not know their dtypes or strides."""
     grad_Ln, memory_Ln, into = pending.grad_Ln, pending.memory_Ln, pending.into
     places = grad_Ln.data_ptr(), grad_Ln.stride(), memory_Ln.data_ptr(), memory_Ln.stride()
     tensors = *places, grad_Ln.shape, grad_Ln.dtype, memory_Ln.dtype, pending.values
-    call: _Call | None = pending.cache.get(name)
+    call: _Call | None = pending.cache.get("native.call")
     if call is None or call.tensors != tensors or call.into is not into or call.bounds is not bounds:
         if not _fits(pending):
             return None
@@ -308,16 +312,13 @@ def _call(pending: Pending, bounds: Tensor, name: str = "native.call") -> _Call 
         )  # fmt: skip
         if into is not None:
             _point(step, into)
-        call = pending.cache[name] = _Call(step, totals_L, tensors, into, bounds)
+        call = pending.cache["native.call"] = _Call(step, totals_L, tensors, into, bounds)
     call.step.measure, call.step.decay, call.step.gain = pending.measure, pending.decay, pending.gain
     return call
 
 
-def _take(pending: Pending, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
-    workers, size = pending.grad_Ln.shape
-    call = _call(pending, _whole(size))
-    assert call is not None
-    into = pending.into or reference.empty(workers, size, room, pending.values, picks.device)
+def _take(pending: Pending, call: _Call, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
+    into = pending.into or reference.empty(*pending.grad_Ln.shape, room, pending.values, picks.device)
     pointers = picks.data_ptr(), picked_L.data_ptr(), room
     return _send(pending, call, lambda at: _library.gradsieve_take(at, *pointers), into)
 
