@@ -140,6 +140,10 @@ def test_headline_and_command_say_what_was_run(tmp_path):
         == "topk:0.01 sent 50.0x fewer bytes than dense and reached 93.0%, where dense reached 93.0%."
     )
     assert "--rule dense --rule topk:0.01 --epochs 3 --seed 0" in command(runs)
+    assert "--device" not in command(runs)
+    elsewhere = {"device": "cuda", "compiled": True, "strict": False}
+    there = runs[0].model_copy(update={"about": runs[0].about.model_copy(update=elsewhere)})
+    assert command([there]).endswith("--no-strict --device cuda --compile")
 
 
 def test_figures_are_short():

@@ -43,6 +43,8 @@ class RunRow(_Row):
     values: str
     strict: bool = True
     launch: str
+    device: str = "cpu"
+    compiled: bool = False
     parameters: int
 
 

@@ -38,7 +38,7 @@ class Backward(nn.Module):
         sizes = [p.numel() for p in self.parts]
         gradients = torch.split(self.draws(self.step), sizes)
         self.step += 1
-        return torch.stack([(p.view(-1) * g).sum() for p, g in zip(self.parts, gradients, strict=True)]).sum()
+        return torch.stack([p.view(-1).dot(g) for p, g in zip(self.parts, gradients, strict=True)]).sum()
 
 
 class Draws:

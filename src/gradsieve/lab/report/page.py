@@ -61,4 +61,8 @@ def command(runs: Sequence[Run]) -> str:
     parts += ["--epochs", str(about.epochs), "--seed", str(about.seed), "--batch-size", str(about.batch_size)]
     parts += ["--lr", f"{about.lr:g}", "--scope", about.scope, "--feedback", about.feedback]
     parts += ["--exchange", about.exchange, "--values", about.values]
+    parts += [] if about.strict else ["--no-strict"]
+    parts += [] if about.launch == "virtual" else ["--launch", about.launch]
+    parts += [] if about.device == "cpu" else ["--device", about.device]
+    parts += ["--compile"] if about.compiled else []
     return shlex.join(parts)
