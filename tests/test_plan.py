@@ -50,6 +50,8 @@ def test_slots_follow_the_last_count():
     plan = plan_of()
     assert plan.slots is None
     plan.learn(1000)
+    assert plan.slots is None  # one count says nothing of the next
+    plan.learn(1000)
     first = plan.slots
     assert 1000 < first <= 1.2 * 1000
     plan.learn(first)
@@ -59,6 +61,30 @@ def test_slots_follow_the_last_count():
     plan.learn(200)
     assert 200 < plan.slots < 300  # far too many
     assert plan.slots % 16 == 0
+
+
+def test_while_counts_leap_sizes_are_agreed_on():
+    """Planned slots would defer half of each of these steps, first and foremost of the last layers."""
+    plan = plan_of()
+    for wanted in (100, 200, 400, 800, 1600):
+        plan.learn(wanted)
+        assert plan.slots is None
+    plan.learn(1700)
+    assert plan.slots >= 1700
+    plan.learn(30)
+    plan.learn(60)
+    assert plan.slots is not None  # a leap of a few elements is no burst
+
+
+def test_a_burst_is_late_by_a_step_at_most(generator):
+    """Counts double at every step from the twelfth on."""
+    sim = gs.Simulator(20_000, gs.HardThreshold(3.0), workers=2, exchange="allgather")
+    for step in range(18):
+        grads_Wn = 0.1 * torch.randn(2, 20_000, generator=generator)
+        grads_Wn[:, -100 * 2 ** max(0, step - 11) :] = 5.0
+        sim.step(grads_Wn)
+        late = sim.channel.memory.memory_Ln.abs().ge(3.0).any()
+        assert bool(late) == (step == 12)
 
 
 def test_strict_agrees_anew_each_time():
@@ -103,5 +129,6 @@ def test_bytes_are_near_the_floor(density, known, planned):
     floor = choices / math.log(2) / 8 + 2 * k
     plan = plan_of(size=size, values=torch.bfloat16)
     assert plan.format(k).bytes <= known * floor
+    plan.learn(k)
     plan.learn(k)
     assert plan.format(plan.slots).bytes <= planned * floor

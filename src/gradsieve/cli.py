@@ -177,10 +177,13 @@ def reproduce(
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, for entries that have them.")] = None,
     quick: Annotated[bool, typer.Option(help="A small scale: shows that it works, compares with nothing.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on from the state that a stopped run left in --out.")] = False,
+    trainings: Annotated[
+        Path | None, typer.Option(help="Where trainings are kept, for all entries. Default: trainings in --out.")
+    ] = None,
 ) -> int:
     from gradsieve.lab.papers import command
 
-    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume)
+    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings)
     with _ends_on_sigterm():
         return command.listing() if show else command.reproduce(entry, options)
 

@@ -20,14 +20,14 @@ from gradsieve.lab.papers.checkpoint import Checkpoint
 from gradsieve.lab.papers.summary import PAPERS, Comparison, published, read_summary
 
 KEYS = list(entries())
-NEED_DATA = {"sahu2021/fig7", "sahu2021/fig8", "sahu2021/fig9"}
+NEED_DATA = {f"sahu2021/fig{name}" for name in ("7", "8", "9", "2b", "2c", "5", "6")}
 
 
 def test_the_list_is_what_runs(capsys):
     assert main(["reproduce", "--list"]) == 0
     printed = capsys.readouterr().out
     assert all(key in printed for key in KEYS)
-    assert {key.partition("/")[0] for key in KEYS} == {"sahu2021", "shi2019"}
+    assert {key.partition("/")[0] for key in KEYS} == {"foroutan2020", "sahu2021", "shi2019"}
     assert get("sahu2021/fig7").key == "sahu2021/fig7"
 
 
@@ -72,7 +72,7 @@ def test_each_entry_runs_quickly_and_writes_what_it_promises(key, tmp_path, requ
 
 BAD = [
     (["reproduce"], "name an entry"),
-    (["reproduce", "sahu2021/fig2"], "accepted: all, sahu2021/fig1"),
+    (["reproduce", "sahu2021/fig2"], "accepted: all, foroutan2020/table1"),
     (["reproduce", ""], "unknown entry"),
     (["reproduce", "../x"], "unknown entry"),
     (["reproduce", "sahu2021/fig7"], "give --data-dir or set GRADSIEVE_DATA"),

@@ -11,8 +11,8 @@ from gradsieve.types import Pending, Segments, Sparse, Turn
 class GaussianK:
     """Keep ``abs(p) > t``, ``t = abs(mean) + std * ppf(1 - density / 2)`` (Shi et al. 2019), refined to about k.
 
-    At most four refinements bring the count to within [2/3, 4/3] of k. They bracket t and follow log(count), so a
-    tail heavier than Gaussian does not overshoot.
+    Refined until the count is within [2/3, 4/3] of k, four times at most. Refinements bracket t and follow log(count),
+    so a tail heavier than Gaussian does not overshoot; a first step on one that ends abruptly may keep several k.
 
     >>> GaussianK(0.001)
     GaussianK(density=0.001)

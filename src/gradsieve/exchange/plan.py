@@ -10,6 +10,7 @@ from gradsieve.wire import Format, form_of
 
 SPARE = 1.07  # slots above the last step's count: counts move by a few percent from step to step
 SLACK = 1.2  # more than this above what was needed, and the slots shrink again
+BURST = 1.5  # counts that grow by more than this in a step are no ground to plan on
 COUNT_BYTES = 8  # a rank's count, where the ranks agree on sizes first
 LONGEST_REST = 64  # dense steps before a sparse one is tried again
 
@@ -18,8 +19,9 @@ LONGEST_REST = 64  # dense steps before a sparse one is tried again
 class Plan:
     """Slots and form for a channel of ``size`` coordinates.
 
-    A rule of fixed size knows its slots. For any other the first exchange agrees on sizes, and each later one
-    takes its slots from the counts that all ranks saw in the one before; what exceeds them is deferred.
+    A rule of fixed size knows its slots. For any other the first two exchanges agree on sizes, and each later one
+    takes its slots from the counts that all ranks saw in the one before; what exceeds them is deferred. While counts
+    leap, as in the first steps of a training, sizes are agreed on again: deferred, a burst would come a step late.
     """
 
     size: int
@@ -30,6 +32,7 @@ class Plan:
     strict: bool = False  # agree on sizes at every step
     may_go_dense: bool = True
     known: int | None = None  # slots taken from the last counts
+    last: int | None = None  # the last largest count
     rest: int = 0  # dense steps still to go
     next_rest: int = 1
 
@@ -75,12 +78,15 @@ class Plan:
         """Take in the largest count of the exchange that just ended."""
         if self.fixed is not None:
             return
+        last, self.last = self.last, wanted
         if wanted > self.most:
             self.rest, self.next_rest = self.next_rest, min(2 * self.next_rest, LONGEST_REST)
             self.known = self.most
             return
         self.next_rest = 1
-        if self.known is None or wanted > self.known or self.known > max(SLACK * wanted, 64):
+        if last is None or wanted > max(BURST * last, 64):
+            self.known = None
+        elif self.known is None or wanted > self.known or self.known > max(SLACK * wanted, 64):
             self.known = min(self.most, -(-int(SPARE * wanted + 16) // 16) * 16)
 
     def went_dense(self) -> None:

@@ -18,12 +18,15 @@ import gradsieve as gs
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.records import EndRow, EpochRow, RunRow, StepRow
 from gradsieve.lab.tasks import Recipe, Task
-from gradsieve.lab.tasks.base import Batch, Gradients, Movable, on_device
+from gradsieve.lab.tasks.base import Batch, Classification, Gradients, Movable, on_device
 from gradsieve.lab.tasks.flat import shaped
 from gradsieve.types import Rule
 
 ROWS_PER_EPOCH = 25
 """At most so many step rows an epoch; a curve needs no more and a long run stays readable."""
+
+FEEDBACKS = {"momentum-unmasked": gs.Momentum(nesterov=True, masking=False)}
+"""Beside those of the core: Algorithm 3 of Sahu et al. 2021, where a worker's momentum outlives what it sent."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Options:
     def recipe(self, task: Task) -> Recipe:
         """The task's recipe with what the user chose in its place."""
         recipe = task.recipe.fitted(self.epochs)
-        if self.feedback == "momentum":
+        if self.feedback.startswith("momentum"):
             # The workers apply momentum before the exchange; once more outside would square it.
             recipe = replace(recipe, momentum=0.0, nesterov=False)
         return replace(recipe, lr=self.lr or recipe.lr, batch_size=self.batch_size or recipe.batch_size)
@@ -73,6 +76,9 @@ def run(
     task: Task, rule: Rule, options: Options, launcher: Launcher, *, name: str, title: str = "", note: str = ""
 ) -> Iterator[RunRow | StepRow | EpochRow | EndRow]:
     """All rows of one run: what it is, then what the launcher reports."""
+    if launcher.__name__ == "processes" and not isinstance(task, Classification):
+        # Ranks take the loss of labels themselves, and know no other.
+        raise LabError(f"{task.name} trains on virtual workers only: leave out --launch processes")
     task, recipe = on_device(task, options.device), options.recipe(task)
     yield RunRow(
         run=name,
@@ -92,6 +98,8 @@ def run(
         values=options.values,
         strict=options.strict,
         launch=launcher.__name__,
+        device=options.device,
+        compiled=options.compiled,
         parameters=sum(parameter.numel() for parameter in task.model(options.seed).parameters()),
     )
     yield from launcher(task, rule, options, name)
@@ -115,10 +123,15 @@ class Training:
     loss: float
     gradient_seconds: float
     device_seconds: dict[str, float] = field(default_factory=dict)  # by part of a step, where a GPU's clock tells
+    optimizer: torch.optim.Optimizer | None = None  # where all workers share one
 
 
-def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
+def train(
+    task: Task, rule: Rule, options: Options, begin: Callable[[Training], None] = lambda training: None
+) -> Iterator[Training]:
     """Trains W virtual workers, and hands over after each step.
+
+    ``begin`` may put a state of an epoch's end into the fresh training: its ``step`` says where to go on.
 
     A GPU gets the next step's gradients to compute before the last step's figures are waited for, so that it is
     never idle; at the end of an epoch there is no next step, and the model is as the last one left it.
@@ -131,8 +144,10 @@ def train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
     optimizer = optimizer_of(model, recipe)
     workers = simulator(model, rule, options)
     training = Training(model, workers, 0, 0.0, recipe.lr, math.nan, 0.0)
+    training.optimizer = optimizer
+    begin(training)
     gradients: Gradients | None = None
-    for epoch in range(options.epochs):
+    for epoch in range(training.step // steps_per_epoch, options.epochs):
         batches = task.batches(epoch, workers=options.workers, batch_size=recipe.batch_size, seed=options.seed)
         issued: _Issued | None = None
         for batch in batches:
@@ -259,21 +274,18 @@ def rows(
     yield EndRow(run=name, seconds=time.perf_counter() - started, phases=phases)
 
 
-def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.SGD:
+def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """The optimizer outside the exchange, as the recipe wants it."""
     norms = [] if recipe.decay_norms else [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     spared = {parameter for norm in norms for parameter in norm.parameters()}
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         groups.setdefault(0.0 if parameter in spared else recipe.weight_decay, []).append(parameter)
-    on_gpu = next(model.parameters()).is_cuda
-    return torch.optim.SGD(
-        [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()],
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        nesterov=recipe.nesterov,
-        fused=True if on_gpu else None,
-    )
+    decayed = [{"params": parameters, "weight_decay": decay} for decay, parameters in groups.items()]
+    fused = True if next(model.parameters()).is_cuda else None
+    if recipe.betas is not None:
+        return torch.optim.Adam(decayed, lr=recipe.lr, betas=recipe.betas, fused=fused)
+    return torch.optim.SGD(decayed, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, fused=fused)
 
 
 def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:
@@ -284,7 +296,7 @@ def simulator(model: nn.Module, rule: Rule, options: Options) -> gs.Simulator:
             rule,
             workers=options.workers,
             scope=options.scope,
-            feedback=options.feedback,
+            feedback=FEEDBACKS.get(options.feedback, options.feedback),
             exchange=options.exchange,
             values=options.values,
             strict=options.strict,

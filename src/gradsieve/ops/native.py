@@ -318,7 +318,8 @@ def _call(pending: Pending, bounds: Tensor) -> _Call | None:
 
 
 def _take(pending: Pending, call: _Call, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
-    into = pending.into or reference.empty(*pending.grad_Ln.shape, room, pending.values, picks.device)
+    workers, size = pending.grad_Ln.shape
+    into = pending.into or reference.empty(workers, size, room, pending.values, picks.device)
     pointers = picks.data_ptr(), picked_L.data_ptr(), room
     return _send(pending, call, lambda at: _library.gradsieve_take(at, *pointers), into)
 

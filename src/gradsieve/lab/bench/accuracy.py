@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.lab import tasks
 from gradsieve.lab.bench.ways import way_of
+from gradsieve.lab.errors import LabError
 from gradsieve.lab.runner import Options, optimizer_of
 from gradsieve.lab.tasks.base import Classification
 
@@ -28,7 +29,9 @@ def main(job: dict[str, Any]) -> None:
     rank, workers = dist.get_rank(), dist.get_world_size()
     folder = Path(job["data_dir"]) if job["data_dir"] else None
     task = tasks.get(job["task"], data_dir=folder)
-    if isinstance(task, Classification) and job["judged_by"]:
+    if not isinstance(task, Classification):
+        raise LabError(f"{task.name} has no labels to be judged by: choose another --task")
+    if job["judged_by"]:
         part = slice(None, None, max(1, len(task.test_labels) // job["judged_by"]))  # it may be sorted by class
         task = replace(task, test_inputs=task.test_inputs[part], test_labels=task.test_labels[part])
     options = Options(workers=workers, epochs=job["epochs"], seed=job["seed"])

@@ -1,6 +1,7 @@
 """Start the ranks of a benchmark, on test hosts joined by shaped links or on this machine, and read rank 0's result."""
 
 import json
+import socket
 import sys
 from contextlib import nullcontext
 from subprocess import TimeoutExpired
@@ -22,7 +23,7 @@ def run_ranks(module: str, job: dict[str, Any], workers: int, link: str, *, limi
         environment = {
             "WORLD_SIZE": str(workers),
             "MASTER_ADDR": f"{NET}.1" if shaped else "127.0.0.1",
-            "MASTER_PORT": "29533",
+            "MASTER_PORT": str(_free_port()),
             "OMP_NUM_THREADS": "1",
             # peers make large temporaries: keep their pages, so that page faults are not what is compared
             "MALLOC_MMAP_THRESHOLD_": "4294967295",
@@ -41,6 +42,14 @@ def run_ranks(module: str, job: dict[str, Any], workers: int, link: str, *, limi
     if failed:
         raise LabError(f"a rank failed over {link}: {failed[0].strip().splitlines()[-1]}")
     return json.loads(outputs[0][0].splitlines()[-1])
+
+
+def _free_port() -> int:
+    """Two benchmarks may run at a time."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def links(wanted: list[str]) -> tuple[list[str], str | None]:

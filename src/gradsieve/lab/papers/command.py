@@ -26,6 +26,7 @@ class Options:
     epochs: int | None = None
     quick: bool = False
     resume: bool = False
+    trainings: Path | None = None
 
 
 def listing() -> int:
@@ -37,10 +38,12 @@ def reproduce(key: str | None, options: Options) -> int:
     """Runs one entry or all; of all, those without their data are named at the end and make the status 2."""
     missing: list[str] = []
     for entry in chosen(key, epochs=options.epochs, seeds=options.seeds, device=options.device):
-        own = (options.out or HOME) / entry.key if key == "all" or options.out is None else options.out
+        home = options.out or HOME
+        own = home / entry.key if key == "all" or options.out is None else home
         context = Context(
             own,
             data_dir=options.data_dir,
+            trainings=options.trainings or home / "trainings",
             device=options.device,
             epochs=options.epochs,
             quick=options.quick,

@@ -1,13 +1,14 @@
 """What a figure or a table of a paper is to ``gradsieve reproduce``, and what it is given to run."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from matplotlib.figure import Figure
 
+from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.checkpoint import Checkpoint
 from gradsieve.lab.papers.summary import Row
 
@@ -29,6 +30,7 @@ class Context:
     out: Path
     data_dir: Path | None = None
     cache_dir: Path | None = None
+    trainings: Path | None = None  # where trainings are kept, for all entries; None: in ``out``
     seeds: int = 1
     epochs: int | None = None
     device: str = "cpu"
@@ -55,7 +57,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure or table. ``seeds`` and ``epochs`` are what a full run takes; None: there are none to choose."""
+    """One figure or table. ``seeds`` and ``epochs`` are what a full run takes; None: there are none to choose.
+
+    ``stages`` tells the trainings that it takes, for who wants to make them beforehand: those of a stage may run side
+    by side, and are in the store when the next stage is asked for, since that may depend on how they came out.
+    """
 
     key: str
     title: str
@@ -66,6 +72,7 @@ class Entry:
     quick_seeds: int = 1
     epochs: int | None = None
     devices: tuple[str, ...] = ("cpu",)
+    stages: Callable[[Context], Iterator[Sequence[Arm]]] | None = None
 
     @property
     def paper(self) -> str:

@@ -1,14 +1,15 @@
 """Tasks by name: what to train, on what data, with which defaults."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gradsieve.lab.errors import LabError
-from gradsieve.lab.tasks import cifar, digits
+from gradsieve.lab.tasks import cifar, digits, language, recommendation
 from gradsieve.lab.tasks.base import Batch, Evaluation, Recipe, Task
 
 __all__ = ["Batch", "Evaluation", "Recipe", "Task", "get", "names"]
 
-_TASKS = {
+_TASKS: dict[str, Callable[..., Task]] = {
     "cifar": cifar.task,
     "cifar-googlenet": cifar.inception,
     "cifar-resnet18": cifar.resnet,
@@ -16,6 +17,11 @@ _TASKS = {
     "cifar-wide": cifar.wide,
     "digits": digits.task,
     "digits-wide": digits.wide,
+    "movielens-ncf": recommendation.task,
+    "movielens-ncf-apart": recommendation.apart,
+    "movielens-ncf-small": recommendation.small,
+    "wikitext-lstm": language.task,
+    "wikitext-lstm-small": language.small,
 }
 
 

@@ -22,7 +22,8 @@ _VECTORISED_LAYERS = (nn.Linear, nn.LayerNorm, nn.Embedding)
 
 
 class Batch(NamedTuple):
-    """One step's examples for all workers: ``inputs_WB`` is [W, B, ...], ``labels_WB`` is [W, B]."""
+    """One step's examples for all workers: ``inputs_WB`` is [W, B, ...], ``labels_WB`` is [W, B], or [W, B, T] where
+    an example has T of them."""
 
     inputs_WB: Tensor
     labels_WB: Tensor
@@ -42,7 +43,8 @@ class Recipe:
     The schedule is in fractions of the run, so that fewer epochs compress it: the rate grows linearly from
     ``start * lr`` to ``lr`` over ``warmup``, and is divided by 10 at each point of ``decay_at``. ``smoothing`` is
     that of the labels, in training alone. ``decay_norms=False`` leaves batch norms out of the weight decay. Large
-    rates need a warm-up of some ``warmup_epochs`` however short the run is: see ``fitted``.
+    rates need a warm-up of some ``warmup_epochs`` however short the run is: see ``fitted``. The optimizer is SGD; with
+    ``betas`` it is Adam with these.
     """
 
     lr: float
@@ -56,6 +58,7 @@ class Recipe:
     warmup_epochs: float = 0.0
     start: float = 0.1
     decay_at: tuple[float, ...] = ()
+    betas: tuple[float, float] | None = None
 
     def fitted(self, epochs: int) -> "Recipe":
         """The recipe of a run of so many epochs: its warm-up lasts ``warmup_epochs``, or until the rate first falls.

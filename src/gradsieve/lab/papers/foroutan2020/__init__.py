@@ -1,0 +1,24 @@
+"""Foroutan Eghlidi and Jaggi 2020, "Sparse communication for training deep networks": both tables."""
+
+from gradsieve.lab.papers.entry import Entry
+from gradsieve.lab.papers.foroutan2020 import table1, table2
+
+ENTRIES = (
+    Entry(
+        table1.KEY,
+        "test accuracy by rule, exchange, scope and number of workers",
+        "CIFAR-10; a quick run nothing",
+        table1.run,
+        check=table1.check,
+        seeds=1,
+        epochs=table1.EPOCHS,
+        devices=("cpu", "cuda"),
+        stages=table1.stages,
+    ),
+    Entry(
+        table2.KEY,
+        "time of a step by part, layer scope, 8 real processes",
+        "nothing; root and iproute2 for the paper's 10 Gbit/s links",
+        table2.run,
+    ),
+)

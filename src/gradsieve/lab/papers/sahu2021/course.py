@@ -1,0 +1,61 @@
+"""Figures 5 and 6: how good a training is, its error and its density by iteration."""
+
+from dataclasses import dataclass
+
+from gradsieve.lab.papers.entry import Context, Outcome
+from gradsieve.lab.papers.sahu2021 import cifar, curves
+from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, Judged
+from gradsieve.lab.papers.summary import Comparison
+
+
+@dataclass(frozen=True)
+class Course:
+    """One threshold, and then top-k at the density that it came to."""
+
+    key: str
+    benchmark: Benchmark
+    printed: float
+
+    def stages(self, context: Context) -> cifar.Stages:
+        run, rule = self.benchmark, self.benchmark.threshold(context, self.printed)
+        yield run.arms(context, rule)
+        yield run.arms(context, run.equal_topk(context, rule))
+
+    def __call__(self, context: Context) -> Outcome:
+        cifar.make(context, self.stages(context))
+        run, rule = self.benchmark, self.benchmark.threshold(context, self.printed)
+        hard, top = run.made(context, rule), run.made(context, run.equal_topk(context, rule))
+        rows = Comparison(self.key)
+        rows.against("parameters", hard.runs[0].about.parameters, run.why(context, hard))
+        rows.against("density", hard.density, f"{rule}; {run.why(context, hard)}")
+        rows.alone(f"hard threshold: {run.measure}", hard.accuracy, run.why(context, hard))
+        rows.alone(f"top-k: {run.measure}", top.accuracy, f"at {top.density:.3g}%")
+        rows.alone(
+            f"hard threshold: better than top-k by, {run.unit}",
+            run.ahead(hard.accuracy, top.accuracy),
+            "the paper: better, without a number",
+        )
+        rows.alone(
+            "total error: top-k over hard threshold",
+            cifar.ratio(top.error, hard.error),
+            "the paper: smaller for the threshold",
+        )
+        peaks = [float(method.by_step("error")[1].max()) for method in (top, hard)]
+        rows.alone("largest error of a recorded step: top-k over hard threshold", cifar.ratio(*peaks))
+        cifar.waited(rows, [hard, top])
+        methods = {"hard threshold": hard, "top-k": top}
+        figure = curves.draw(methods, run.note(context, hard), figures=["error", "density"])
+        figure.axes[0].set_ylabel(run.measure)
+        results = _with(cifar.step_results(methods), methods, run.measure)
+        return Outcome(figure, rows.rows, results, cifar.data(hard), run.notes(hard))
+
+
+def _with(rows: list[cifar.Result], methods: dict[str, Judged], measure: str) -> list[cifar.Result]:
+    """The rows of the steps, with what a training is judged by where an epoch ends."""
+    judged = {
+        (name, run.about.seed, epoch.step): value
+        for name, method in methods.items()
+        for run in method.runs
+        for epoch, value in zip(run.epochs, method.judge(run.epochs), strict=True)
+    }
+    return [{**row, measure: judged.get((str(row["method"]), int(row["seed"]), int(row["step"])), "")} for row in rows]

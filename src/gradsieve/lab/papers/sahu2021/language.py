@@ -1,0 +1,40 @@
+"""Figures 2b and 5: the LSTM on WikiText-2, as in Table 3."""
+
+from gradsieve.lab.papers.entry import Entry
+from gradsieve.lab.papers.sahu2021.benchmark import SEEDS, Benchmark, perplexity
+from gradsieve.lab.papers.sahu2021.course import Course
+from gradsieve.lab.papers.sahu2021.volume import Volume
+
+LSTM = Benchmark(
+    task="wikitext-lstm",
+    small="wikitext-lstm-small",
+    epochs=90,
+    thresholds={4.5e-3: 0.025, 2.75e-3: 0.05, 1.6e-3: 0.1, 1.12e-3: 0.2},
+    judge=perplexity,
+    measure="test perplexity",
+    unit="perplexity",
+    lower_is_better=True,
+)
+_VOLUME = Volume("sahu2021/fig2b", LSTM)
+_COURSE = Course(
+    "sahu2021/fig5", LSTM, 2.75e-3
+)  # its caption prints Figure 3's lambda; this one is Table 3's for 0.05%
+_NEEDS = "WikiText-2, and a GPU for the full scale"
+
+ENTRIES = tuple(
+    Entry(
+        view.key,
+        title,
+        _NEEDS,
+        view,
+        check=LSTM.check,
+        seeds=SEEDS,
+        epochs=LSTM.epochs,
+        devices=("cpu", "cuda"),
+        stages=view.stages,
+    )
+    for view, title in (
+        (_VOLUME, "LSTM on WikiText-2: perplexity against average density"),
+        (_COURSE, "LSTM on WikiText-2: perplexity, error and density by iteration"),
+    )
+)
