@@ -44,7 +44,7 @@ def main() -> None:
                 device=arguments.device,
                 compiled=arguments.compile,
             )
-            row = about() | {"task": name, "rule": rule} | measure(task, rule, options)
+            row = about(arguments.device) | {"task": name, "rule": rule} | measure(task, rule, options)
             with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             parts = ", ".join(f"{part} {ms:.2f}" for part, ms in row["ms_a_step"].items())
@@ -96,10 +96,10 @@ def measure(task: Task, rule: str, options: Options) -> dict[str, object]:
     }
 
 
-def about() -> dict[str, object]:
+def about(device: str) -> dict[str, object]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine(),
+        "machine": machine(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),

@@ -40,7 +40,11 @@ def main() -> None:
         bounds = tuple(accumulate((prod(shape) for shape in shapes()), initial=0))
         segments = Segments(bounds, tuple(range(len(bounds) - 1)))
         for row in measure(segments, arguments.density, device, arguments.repeats):
-            row |= {"date": datetime.now(UTC).date().isoformat(), "machine": machine(), "torch": torch.__version__}
+            row |= {
+                "date": datetime.now(UTC).date().isoformat(),
+                "machine": machine(arguments.device),
+                "torch": torch.__version__,
+            }
             row |= {"model": model, "tensors": len(segments.keys), "n": segments.size, "density": arguments.density}
             with arguments.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

@@ -43,13 +43,13 @@ def test_a_rank_on_nccl_equals_the_simulator_on_the_cpu(nccl, rule):
         torch.testing.assert_close(found_n, mean_n, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("rule", ["threshold:0.01", "topk:0.01", "gaussiank:0.01", "sampledtopk:0.01"])
+@pytest.mark.parametrize("rule", ["threshold:1e-6", "topk:0.01", "gaussiank:0.01", "sampledtopk:0.01"])
 def test_no_step_waits_for_the_device(nccl, rule):
     module = model()
     ddp = DistributedDataParallel(module, bucket_cap_mb=0.2)
     sieve = gs.attach(ddp, gs.parse(rule), exchange="allgather")
     x = torch.randn(8, 300, device="cuda")
-    for _ in range(4):  # buckets are rebuilt and sizes agreed on: those steps wait
+    for _ in range(5):  # buckets are rebuilt and sizes agreed on until counts are steady: those steps wait
         ddp.zero_grad()
         ddp(x).square().mean().backward()
     torch.cuda.synchronize()
@@ -60,7 +60,7 @@ def test_no_step_waits_for_the_device(nccl, rule):
             ddp(x).square().mean().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert sieve.stats().total.steps == 8
+    assert sieve.stats().total.steps == 9
 
 
 def test_an_infinity_reaches_every_parameter_and_no_memory(nccl):

@@ -154,6 +154,22 @@ def test_topk_of_periodic_and_clustered_gradients(period):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("k", [(36_000, 500, 100), (20_000, 140_000, 1)])
+def test_topk_of_full_tiles_and_of_zeros(k):
+    """Many in a tile, and a segment whose k largest are zeros."""
+    segments = Segments((0, 150_000, 300_000, 400_000), (0, 1, 2))
+    grad = torch.randn(2, 400_000, device=DEVICE) * 0.01
+    grad[:, 40_000:75_000] += 10
+    grad[:, 150_003:300_000] = 0
+    ours, theirs = torch.zeros_like(grad), torch.zeros_like(grad)
+    sparse = triton.topk(Pending(grad, ours, segments, values=torch.bfloat16), k)
+    oracle = reference.topk(Pending(grad, theirs, segments, values=torch.bfloat16), k)
+    assert torch.equal(sparse.counts_LB, oracle.counts_LB)
+    assert torch.equal(sparse.offsets_LK, oracle.offsets_LK)
+    assert torch.equal(sparse.values_LK, oracle.values_LK)
+    assert torch.equal(ours, theirs)
+
+
 def test_topk_stays_exact_over_a_sequence():
     """Feedback piles magnitudes up under the limit; the limit drifts, jumps and ties."""
     size, k, cache = 1_000_003, 1000, {}

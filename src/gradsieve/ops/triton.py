@@ -17,8 +17,7 @@ from gradsieve.ops import triton_arrived as arrived
 from gradsieve.ops import triton_given as given
 from gradsieve.ops import triton_sieve as sieving
 from gradsieve.ops.rng import ROUNDS
-from gradsieve.ops.triton_launch import launch
-from gradsieve.ops.triton_plan import Plan, bounds_of, cdiv, every
+from gradsieve.ops.triton_plan import Plan, bounds_of, cdiv
 from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, stride
 from gradsieve.types import BLOCK, Pending, Segments, Sparse
 
@@ -82,11 +81,10 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     if not fits(pending):
         return reference.sampledk(pending, k_S, stride, start)
     plan = Plan.of(pending, k_S)
-    strided = every(pending.segments, stride, pending.grad_Ln.device)
     work = Work(pending, plan.sampling.candidates, by_segment=True)
     work.find_floors(plan.sampling)
-    work.rank(work.sample(strided, start, False), strided, plan.k_S, start, stride)
     work.sieve()
+    work.rank(plan.k_S, start, stride)
     work.settle(plan, 0.8, 1.3, gaussian=False)
     work.choose(plan.k_S, gated=True)
     return measured(pending, work.send())
@@ -104,7 +102,7 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
         on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
         index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
         if plan.total:
-            launch(given.draw, (cdiv(plan.total, 256), len(keys_LS)),
+            given.draw[cdiv(plan.total, 256), len(keys_LS)](
                 index_LK, on_device, *known, plan.total, len(k_S),
                 STEPS=(len(k_S) - 1).bit_length(), ROUNDS=ROUNDS, WIDTH=256,
             )  # fmt: skip
@@ -122,16 +120,14 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
 
 def send_given(pending: Pending, kept: int, make: Callable[[], Tensor]) -> Sparse:
     """Send the coordinates that ``make`` returns, sorted; it runs beside the pass over the memory."""
-    work = Work(pending, 0)
+    work = Work(pending, None)
     into = pending.into
     if into is None:
         into = reference.empty(work.workers, work.n, kept, pending.values, work.device)
 
     def counted() -> Tensor:
         sorted_LK = make()
-        launch(
-            given.place_counts,
-            (cdiv(work.blocks, 128), work.workers),
+        given.place_counts[cdiv(work.blocks, 128), work.workers](
             sorted_LK,
             kept,
             into.counts_LB,
@@ -144,7 +140,7 @@ def send_given(pending: Pending, kept: int, make: Callable[[], Tensor]) -> Spars
 
     sorted_LK = beside(counted, work.device, lambda: work.sieve(NOTHING))
     parts = into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
-    launch(given.place, (max(cdiv(kept, 256), 1), work.workers),
+    given.place[max(cdiv(kept, 256), 1), work.workers](
         *work.sources, pending.decay, pending.gain, sorted_LK, kept, work.nonfinite_L,
         *parts, *(part.stride(0) for part in parts), into.slots, LARGEST=LARGEST[into.values_LK.dtype], WIDTH=256,
         **PRECISE,
@@ -189,7 +185,7 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     width = min(max(1 << (3 * sparse.slots // (2 * blocks)).bit_length(), 64), 1024)
     abreast = min(1 << (workers - 1).bit_length(), 8192 // width)
     part = 16_384 if width <= 256 else BLOCK  # those of all running programs fit in the cache
-    launch(arrived.decode, (cdiv(sparse.size, part),),
+    arrived.decode[(cdiv(sparse.size, part),)](
         *received(sparse), total_n, workers, sparse.size, blocks, float(divisor),
         PART=part, WORKERS=abreast, WIDTH=width, num_warps=min(max(abreast * width // 128, 4), 16),
     )  # fmt: skip
@@ -201,7 +197,7 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
         return divided(reference.mean(rows_Wn, out_n, 1.0), divisor)
     workers, n = rows_Wn.shape
-    launch(arrived.mean, (cdiv(n, WIDTH),), rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
+    arrived.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
     return out_n
 
 
@@ -225,7 +221,7 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
         return
     before_LK = torch.empty(sparse.values_LK.shape, device=when.device)
     workers, blocks = sparse.counts_LB.shape
-    launch(arrived.undo, (blocks, workers),
+    arrived.undo[blocks, workers](
         pending.grad_Ln, pending.memory_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln), sparse.size,
         pending.decay, pending.gain, when, *received(sparse), before_LK, stride(before_LK), WIDTH=WIDTH, **PRECISE,
     )  # fmt: skip
@@ -241,7 +237,7 @@ def misplaced(sparse: Sparse) -> Tensor:
     workers, blocks = sparse.counts_LB.shape
     bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
     if blocks:
-        launch(arrived.misplaced, (blocks, workers),
+        arrived.misplaced[blocks, workers](
             *received(sparse), sparse.size, bad_L, WIDTH=256,
         )  # fmt: skip
     return bad_L != 0
@@ -250,7 +246,7 @@ def misplaced(sparse: Sparse) -> Tensor:
 def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
     workers, blocks = sparse.counts_LB.shape
     if blocks:
-        launch(arrived.touch, (blocks, workers),
+        arrived.touch[blocks, workers](
             target_Ln, stride(target_Ln), *received(sparse), sparse.size, ADD=add, WIDTH=256,
         )  # fmt: skip
 
@@ -265,9 +261,9 @@ def measured(pending: Pending, sparse: Sparse) -> Sparse:
 def squared_norm(memory_Ln: Tensor) -> Tensor:
     workers, n = memory_Ln.shape
     parts = torch.empty(workers, 1024, dtype=torch.float64, device=memory_Ln.device)
-    launch(sieving.squares, (1024, workers), memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
+    sieving.squares[1024, workers](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
     error_L = torch.empty(workers, dtype=torch.float64, device=memory_Ln.device)
-    launch(sieving.add_up, (workers,), parts, error_L, PARTS=1024)
+    sieving.add_up[(workers,)](parts, error_L, PARTS=1024)
     return error_L
 
 

@@ -25,7 +25,7 @@ def place(
     p = reload(memory, grad, index, hit, decay, gain, bad)
     offsets += row.to(tl.int64) * offsets_stride
     values += row.to(tl.int64) * values_stride
-    put(p, index, hit, slot, memory, offsets, values, slots, LARGEST, False)
+    put(p, index, hit, slot, memory, offsets, values, slots, slot < 0, LARGEST)
     if tl.program_id(0) == 0:
         tl.store(wanted + row * wanted_stride, kept)
         tl.store(nonfinite_out + row * bad_stride, bad)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gradsieve.types import BLOCK, Pending, Segments
 
-MOST_SAMPLES = 16_384  # of a segment: what one program holds in registers
+MOST_SAMPLES = 32_768  # of a segment: what one program holds in registers
 LEAST_SAMPLES = 2_048
+SPARSE = 256  # coordinates of a large segment for each sample
 
 
 def cdiv(a: int, b: int) -> int:
@@ -31,11 +32,13 @@ def constant(values: Iterable[object], dtype: torch.dtype, device: torch.device)
 
 
 @dataclass(frozen=True)
-class Strided:
-    """Every ``strides[s]``-th coordinate of segment s."""
+class Sampling:
+    """One of every ``strides[s]`` coordinates of segment s, whose ``ranks[s]``-th largest value hardly ever exceeds the
+    segment's ``wants[s]``-th."""
 
     segments: Segments
     strides: tuple[int, ...]
+    wants: tuple[int, ...]
     device: torch.device
 
     @cached_property
@@ -53,13 +56,6 @@ class Strided:
     @cached_property
     def strides_S(self) -> Tensor:
         return constant(self.strides, torch.int64, self.device)
-
-
-@dataclass(frozen=True)
-class Sampling(Strided):
-    """A sample whose ``ranks[s]``-th largest value hardly ever exceeds the segment's ``wants[s]``-th."""
-
-    wants: tuple[int, ...]
 
     @cached_property
     def ranks(self) -> list[int]:
@@ -80,6 +76,11 @@ class Sampling(Strided):
     @property
     def width(self) -> int:
         return max(1 << (max(self.sizes) - 1).bit_length(), 256)
+
+    @property
+    def groups(self) -> int:
+        """Of samples, so many that those above a floor are nearly all in different ones."""
+        return min(max(1 << (16 * max(self.ranks) - 1).bit_length(), 1024), self.width)
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ class Plan:
 
     @cached_property
     def sampling(self) -> Sampling:
-        samples = (min(max(size // 256, LEAST_SAMPLES), MOST_SAMPLES) for size in self.segments.sizes)
+        samples = (min(max(size // SPARSE, LEAST_SAMPLES), MOST_SAMPLES) for size in self.segments.sizes)
         strides = tuple(max(cdiv(n, most), 1) for n, most in zip(self.segments.sizes, samples, strict=True))
-        return Sampling(self.segments, strides, self.device, self.clipped)
+        return Sampling(self.segments, strides, self.clipped, self.device)
 
     @cached_property
     def known_bands(self) -> dict[tuple[float, float], Tensor]:
@@ -152,8 +153,3 @@ def first_segments(segments: Segments, device: torch.device) -> Tensor:
     """The segment in which each block starts, and the last."""
     starts = [bisect_right(segments.bounds, start) - 1 for start in range(0, segments.size, BLOCK)]
     return constant([*starts, len(segments.sizes) - 1], torch.int32, device)
-
-
-@lru_cache(maxsize=64)
-def every(segments: Segments, step: int, device: torch.device) -> Strided:
-    return Strided(segments, (step,) * len(segments.sizes), device)

@@ -59,26 +59,24 @@ def gaussian_threshold(moments, quantile, size):
 
 
 @triton.jit
-def above_list(bounds, table, heads, list_p, list_at, line, segments, lists, cap, STEPS: tl.constexpr):
-    """How many keys of one list exceed their segment's limit."""
+def above_list(bounds, table, heads, list_p, list_at, line, begin, segments, lists, cap, STEPS: tl.constexpr):
+    """How many keys of a piece of one list exceed their segment's limit."""
     row = line // lists
     length = list_length(heads, line, cap)
-    more = 0
-    for i in range(0, length, CHUNK):
-        j = i + tl.arange(0, CHUNK)
+    if begin < length:
+        j = begin + tl.arange(0, CHUNK)
         there = j < length
         key = key_of(tl.load(list_p + tl.cast(line, tl.int64) * cap + j, mask=there, other=0.0))
         if STEPS == 0:
-            more += tl.sum((there & (key > tl.load(table + row * FIELDS + LIMIT))).to(tl.int32))
+            at = table + row * FIELDS
+            more = tl.sum((there & (key > tl.load(at + LIMIT))).to(tl.int32))
+            if (more > 0) & (tl.load(at + STATE) == OPEN) & (incomplete(at) ^ True):
+                tl.atomic_add(at + FOUND, more, sem="relaxed")
         else:
             index = tl.load(list_at + tl.cast(line, tl.int64) * cap + j, mask=there, other=0)
             at = table + (row * segments + segment_of(bounds, index, segments, STEPS)) * FIELDS
             hit = there & (key > tl.load(at + LIMIT)) & (tl.load(at + STATE) == OPEN) & (incomplete(at) ^ True)
             tl.atomic_add(at + FOUND, tl.full([CHUNK], 1, tl.int32), mask=hit, sem="relaxed")
-    if STEPS == 0:
-        at = table + row * FIELDS
-        if (more > 0) & (tl.load(at + STATE) == OPEN) & (incomplete(at) ^ True):
-            tl.atomic_add(at + FOUND, more, sem="relaxed")
 
 
 @triton.jit
@@ -172,8 +170,12 @@ def settle(
     step = everyone(arrivals, step)
     for turn in range(TURNS + 1):
         if (tl.load(open + turn) != 0) & ((turn < TURNS) | (GAUSSIAN == 0)):
-            for line in range(tl.program_id(0), lists * workers, tl.num_programs(0)):
-                above_list(bounds, table, heads, list_p, list_at, line, segments, lists, cap, STEPS)
+            lines = lists * workers
+            for job in range(tl.program_id(0), lines * ((cap + CHUNK - 1) // CHUNK), tl.num_programs(0)):
+                above_list(
+                    bounds, table, heads, list_p, list_at, job % lines, job // lines * CHUNK, segments, lists, cap,
+                    STEPS,
+                )  # fmt: skip
             if tl.load(lacking + turn) != 0:
                 for job in range(tl.program_id(0), blocks * workers, tl.num_programs(0)):
                     row = job // blocks

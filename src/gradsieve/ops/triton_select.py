@@ -25,6 +25,7 @@ from gradsieve.ops.triton_sieve import (
     TILE,
     TILES,
     UNLISTED,
+    after_the_last,
     key_of,
     reload,
     segment_of,
@@ -42,9 +43,9 @@ AGES: tl.constexpr = tl.constexpr(3)  # levels below split keys, the others ages
 def everyone(arrivals, turn):
     """Wait until all programs are here for the turn-th time. They must run at once (a cooperative launch)."""
     tl.debug_barrier()
-    tl.atomic_add(arrivals, 1)
-    while tl.load(arrivals, volatile=True) < turn * tl.num_programs(0):
-        pass
+    here = tl.atomic_add(arrivals, 1) + 1
+    while here < turn * tl.num_programs(0):
+        here = tl.atomic_add(arrivals, 0, sem="relaxed")  # one thread asks; a load would be all threads'
     tl.atomic_add(arrivals, 0)  # acquires what the others wrote
     tl.debug_barrier()
     return turn + 1
@@ -61,13 +62,14 @@ def mixed(x):
 
 @triton.jit(do_not_specialize=PLAIN)
 def sample(
-    grad, memory, grad_stride, memory_stride, decay, gain, bounds, sampled, strides, keys, start, samples, segments,
-    STEPS: tl.constexpr, JITTER: tl.constexpr, WIDTH: tl.constexpr,
+    grad, memory, grad_stride, memory_stride, decay, gain, bounds, sampled, strides, keys, samples, segments,
+    zeros, zeros_size, STEPS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The keys of one coordinate in every stride of each segment, -1 past its end.
+    """The keys of one coordinate in every stride of each segment, -1 past its end; and empty the counters.
 
-    JITTER: a different one each time, so that no period of the data can fool the sample; else every ``start``-th.
+    Which one of a stride is different each time, so that no period of the data can fool the sample.
     """
+    after_the_last(EARLY)
     row = tl.program_id(1)
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     there = at < samples
@@ -75,28 +77,36 @@ def sample(
     begin = tl.load(bounds + s)
     size = tl.load(bounds + s + 1) - begin
     stride = tl.load(strides + s)
-    j = at - tl.load(sampled + s)
-    if JITTER:
-        offset = (mixed(at) % stride.to(tl.uint32)).to(tl.int64)
-    else:
-        offset = start % tl.maximum(tl.minimum(stride, size), 1)
-    place = j * stride + offset
+    place = (at - tl.load(sampled + s)) * stride + (mixed(at) % stride.to(tl.uint32)).to(tl.int64)
     inside = there & (place < size)
     index = tl.where(inside, begin + place, 0)
     m = tl.load(memory + row.to(tl.int64) * memory_stride + index, mask=inside, other=0.0)
     g = tl.load(grad + row.to(tl.int64) * grad_stride + index, mask=inside, other=0.0).to(tl.float32)
+    program = row * tl.num_programs(0) + tl.program_id(0)
+    for i in range(program * WIDTH, zeros_size, tl.num_programs(0) * tl.num_programs(1) * WIDTH):
+        cell = i + tl.arange(0, WIDTH)
+        tl.store(zeros + cell, tl.zeros([WIDTH], tl.int32), mask=cell < zeros_size)
     tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key_of(m * decay + g * gain), -1), mask=there)
 
 
 @triton.jit(do_not_specialize=PLAIN)
-def floors(keys, sampled, ranks, table, samples, segments, WIDTH: tl.constexpr):
-    """Of each segment the floor that about as many samples exceed as its rank says: bit by bit of the key."""
+def floors(
+    keys, sampled, ranks, table, samples, segments, WIDTH: tl.constexpr, GROUPS: tl.constexpr, EARLY: tl.constexpr
+):  # fmt: skip
+    """Of each segment the floor that about as many samples exceed as its rank says, or a few more: bit by bit.
+
+    Of every group of samples only the largest is looked at: there are so many groups that hardly two of those above
+    the floor share one. Neighbours are in different groups.
+    """
+    after_the_last(EARLY)
     s = tl.program_id(0)
     row = tl.program_id(1)
     begin = tl.load(sampled + s)
-    j = tl.arange(0, WIDTH)
-    key = tl.load(keys + row.to(tl.int64) * samples + begin + j, mask=begin + j < tl.load(sampled + s + 1), other=-1)
+    size = tl.load(sampled + s + 1) - begin
     rank = tl.load(ranks + s)
+    keys += row.to(tl.int64) * samples + begin
+    j = tl.arange(0, WIDTH // GROUPS)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
+    key = tl.max(tl.load(keys + j, mask=j < size, other=-1), 0)
     edge = 0
     for i in range(17):  # the last 14 bits are left: 1 part in 512
         above = edge + (1 << (30 - i))
@@ -145,33 +155,43 @@ def list_length(heads, line, cap):
 def vote(histogram, cell, bin, hit, COPIES: tl.constexpr):
     """Programs vote in several copies of a histogram, against contention."""
     cells = histogram + (cell * COPIES + tl.program_id(0) % COPIES) * BINS + bin
-    tl.atomic_add(cells, tl.full([CHUNK], 1, tl.int32), mask=hit, sem="relaxed")
+    tl.atomic_add(cells, hit.to(tl.int32), mask=hit, sem="relaxed")
+
+
+@triton.jit
+def in_sample(offset, size, start, step):
+    """Whether a strided sample has this coordinate of a segment."""
+    return offset % step == start % tl.maximum(tl.minimum(step, size), 1)
 
 
 @triton.jit
 def tally_list(
-    bounds, table, heads, list_p, list_at, histogram, line, segments, lists, cap, level,
-    STEPS: tl.constexpr, COPIES: tl.constexpr,
+    bounds, table, heads, list_p, list_at, histogram, line, begin, segments, lists, cap, level, start, step,
+    STEPS: tl.constexpr, COPIES: tl.constexpr, SAMPLED: tl.constexpr,
 ):  # fmt: skip
-    """One level's histogram of the open segments that one list tells of."""
+    """One level's histogram of the open segments that a piece of one list tells of."""
     row = line // lists
     length = list_length(heads, line, cap)
-    for i in range(0, length, CHUNK):
-        j = i + tl.arange(0, CHUNK)
+    if begin < length:
+        j = begin + tl.arange(0, CHUNK)
         there = j < length
         key = key_of(tl.load(list_p + tl.cast(line, tl.int64) * cap + j, mask=there, other=0.0))
         index = tl.load(list_at + tl.cast(line, tl.int64) * cap + j, mask=there, other=0)
         s = segment_of(bounds, index, segments, STEPS)
         at = table + (row * segments + s) * FIELDS
-        age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
-        hit, bin = ballot(key, age, there & (tl.load(at + LACKING) == 0), at, False, level)
+        first = tl.load(bounds + s).to(tl.int32)
+        there = there & (tl.load(at + LACKING) == 0)
+        if SAMPLED:
+            size = tl.load(bounds + s + 1).to(tl.int32) - first
+            there = there & in_sample(index - first, size, start, step)
+        hit, bin = ballot(key, NEWEST - (index - first), there, at, False, level)
         vote(histogram, row * segments + s, bin, hit, COPIES)
 
 
 @triton.jit
 def tally_memory(
-    grad, memory, n, decay, gain, bounds, table, words, bad, histogram, row, block, segments, tiles, level,
-    STEPS: tl.constexpr, COPIES: tl.constexpr,
+    grad, memory, n, decay, gain, bounds, table, words, bad, histogram, row, block, segments, tiles, level, start, step,
+    STEPS: tl.constexpr, COPIES: tl.constexpr, SAMPLED: tl.constexpr,
 ):  # fmt: skip
     """One level's histogram of the open segments of one block that the lists lack."""
     begin = block * (TILES * TILE)
@@ -181,17 +201,26 @@ def tally_memory(
     for s in range(first, last + 1):
         at = table + (row * segments + s) * FIELDS
         if (tl.load(at + LACKING) != 0) & (tl.load(at + STATE) != CLOSED):
-            start = tl.load(bounds + s).to(tl.int32)
-            low = tl.maximum(start, begin)
-            high = tl.minimum(tl.load(bounds + s + 1).to(tl.int32), stop)
+            first_at = tl.load(bounds + s).to(tl.int32)
+            end = tl.load(bounds + s + 1).to(tl.int32)
+            low = tl.maximum(first_at, begin)
+            high = tl.minimum(end, stop)
             if level == 0:
                 unlist(words, row, low, high, tiles)
-            for i in range(low, high, CHUNK):
-                index = i + tl.arange(0, CHUNK)
+            for i in range(low, high, 2 * CHUNK):
+                index = i + tl.arange(0, 2 * CHUNK)
                 inside = index < high
+                if SAMPLED:
+                    inside = inside & in_sample(index - first_at, end - first_at, start, step)
                 key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
-                hit, bin = ballot(key, NEWEST - (index - start), inside, at, True, level)
-                vote(histogram, row * segments + s, bin, hit, COPIES)
+                hit, bin = ballot(key, NEWEST - (index - first_at), inside, at, True, level)
+                # zeros, other equals and ages of neighbours share a bin: they vote with one voice
+                least = tl.min(tl.where(hit, bin, BINS))
+                if least < BINS:
+                    alike = hit & (bin == least)
+                    cell = ((row * segments + s) * COPIES + tl.program_id(0) % COPIES) * BINS + least
+                    tl.atomic_add(histogram + cell, tl.sum(alike.to(tl.int32)), sem="relaxed")
+                    vote(histogram, row * segments + s, bin, hit & (bin != least), COPIES)
 
 
 @triton.jit
@@ -207,87 +236,15 @@ def wanted_bin(histogram, cell, wanted, COPIES: tl.constexpr):
     bin = tl.arange(0, BINS)
     cells = histogram + cell * (COPIES * BINS) + bin
     votes = tl.zeros([BINS], tl.int32)
-    for copy in range(COPIES):
+    for copy in tl.static_range(COPIES):
         votes += tl.load(cells + copy * BINS)
+    for copy in tl.static_range(COPIES):
         tl.store(cells + copy * BINS, tl.zeros([BINS], tl.int32))
     total = tl.sum(votes)
     over = total - tl.cumsum(votes)
     into = (over < wanted) & (over + votes >= wanted)
     inner = tl.sum(tl.where(into, bin, 0))
     return inner, tl.sum(tl.where(into, over, 0)), tl.sum(tl.where(into, votes, 0)), total
-
-
-@triton.jit
-def narrow(histogram, table, wants, gates, row, s, segments, phase, level, COPIES: tl.constexpr):
-    """Go into the bin that holds the wanted rank; close the segment where the whole bin is wanted."""
-    at = table + (row * segments + s) * FIELDS
-    from_memory = tl.load(at + LACKING) != 0
-    turn = tl.where(level < AGES, OPEN, TIED)
-    if tl.load(at + STATE) == turn:
-        if (phase == 0) & from_memory:
-            tl.store(gates + 1, 1)
-        elif (phase != 1) | from_memory:
-            wanted = tl.where(level == 0, tl.load(wants + s), tl.load(at + NEED))
-            base, shift, _ = span(at, from_memory, level)
-            inner, over, inside, total = wanted_bin(histogram, row * segments + s, wanted, COPIES)
-            if (phase == 0) & ((total < wanted) | (inner == BINS - 1)):
-                tl.store(at + LACKING, 1)
-                tl.store(gates + 1, 1)
-            else:
-                none = wanted == 0
-                wanted -= over
-                edge = base + (inner << shift)
-                state = tl.where((shift == 0) | (level >= AGES), TIED, OPEN)
-                state = tl.where((inside == wanted) | none, CLOSED, state)
-                if level < AGES:
-                    tl.store(at + LIMIT, tl.where(none, NOTHING, tl.where(state == TIED, edge, edge - 1)))
-                    tl.store(at + AGE, NOTHING)
-                else:
-                    tl.store(at + AGE, edge)
-                if state != CLOSED:
-                    tl.store(gates + tl.where(state == turn, tl.maximum(phase, 1) + 1, 1 + AGES), 1)
-                tl.store(at + STATE, state)
-                tl.store(at + NEED, wanted)
-                tl.store(at + BASE, edge)
-                tl.store(at + SHIFT, tl.maximum(shift - 11, 0) + shift * 256)
-
-
-@triton.jit(do_not_specialize=PLAIN)
-def choose(
-    grad, memory, grad_stride, memory_stride, n, decay, gain,
-    bounds, table, heads, words, list_p, list_at, nonfinite, histogram, wants, gates, arrivals,
-    workers, segments, lists, cap, tiles, blocks, STEPS: tl.constexpr, COPIES: tl.constexpr,
-    GATED: tl.constexpr,
-):  # fmt: skip
-    """The limit and age of exactly ``wants`` of each open segment. GATED: perhaps there is none.
-
-    Phases: level 0 from the lists; level 0 from the memory where they lacked something; levels 1 to 5 from both.
-    """
-    turn = 1
-    for phase in range(7):
-        level = tl.maximum(phase - 1, 0)
-        run = tl.load(gates + phase) != 0
-        if GATED == 0:
-            run = run | (phase == 0)
-        if run:
-            if phase != 1:
-                for line in range(tl.program_id(0), lists * workers, tl.num_programs(0)):
-                    tally_list(
-                        bounds, table, heads, list_p, list_at, histogram, line, segments, lists, cap, level, STEPS,
-                        COPIES,
-                    )  # fmt: skip
-            if (phase > 0) & (tl.load(gates + 1) != 0):
-                for job in range(tl.program_id(0), blocks * workers, tl.num_programs(0)):
-                    row = job // blocks
-                    tally_memory(
-                        grad + row.to(tl.int64) * grad_stride, memory + row.to(tl.int64) * memory_stride, n, decay,
-                        gain, bounds, table, words, tl.load(nonfinite + row), histogram, row, job % blocks, segments,
-                        tiles, level, STEPS, COPIES,
-                    )  # fmt: skip
-            turn = everyone(arrivals, turn)
-            for job in range(tl.program_id(0), segments * workers, tl.num_programs(0)):
-                narrow(histogram, table, wants, gates, job // segments, job % segments, segments, phase, level, COPIES)
-            turn = everyone(arrivals, turn)
 
 
 @triton.jit
@@ -299,34 +256,92 @@ def sample_rank(k, size, start, step):
     return tl.maximum(share.to(tl.int64), 1).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=PLAIN)
-def rank(
-    keys, sampled, bounds, table, histogram, wants, arrivals, workers, segments, samples, start, step,
-    STEPS: tl.constexpr, COPIES: tl.constexpr,
+@triton.jit
+def narrow(
+    histogram, bounds, table, wants, gates, row, s, segments, phase, level, start, step,
+    COPIES: tl.constexpr, SAMPLED: tl.constexpr,
 ):  # fmt: skip
-    """LIMIT = the value of the wanted rank in each segment's sample: a radix select over all bits."""
+    """Go into the bin that holds the wanted rank; close the segment where the whole bin is wanted."""
+    at = table + (row * segments + s) * FIELDS
+    from_memory = tl.load(at + LACKING) != 0
+    turn = tl.where(level < AGES, OPEN, TIED)
+    rank = tl.load(wants + s)
+    open = tl.load(at + STATE) == turn
+    if SAMPLED:
+        open = open & (rank > 0)
+        rank = sample_rank(rank, tl.load(bounds + s + 1) - tl.load(bounds + s), start, step)
+    if open:
+        if (phase == 0) & from_memory:
+            tl.store(gates + 1, 1)
+        elif (phase != 1) | from_memory:
+            wanted = tl.where(level == 0, rank, tl.load(at + NEED))
+            base, shift, _ = span(at, from_memory, level)
+            inner, over, inside, total = wanted_bin(histogram, row * segments + s, wanted, COPIES)
+            if (phase == 0) & ((total < wanted) | (inner == BINS - 1)):
+                tl.store(at + LACKING, 1)
+                tl.store(gates + 1, 1)
+            else:
+                none = wanted == 0
+                wanted -= over
+                edge = base + (inner << shift)
+                if SAMPLED:  # to the last bit, and open for what follows
+                    tl.store(at + LIMIT, edge)
+                    if shift > 0:
+                        tl.store(gates + tl.maximum(phase, 1) + 1, 1)
+                else:
+                    state = tl.where((shift == 0) | (level >= AGES), TIED, OPEN)
+                    state = tl.where((inside == wanted) | none, CLOSED, state)
+                    if level < AGES:
+                        tl.store(at + LIMIT, tl.where(none, NOTHING, tl.where(state == TIED, edge, edge - 1)))
+                        tl.store(at + AGE, NOTHING)
+                    else:
+                        tl.store(at + AGE, edge)
+                    if state != CLOSED:
+                        tl.store(gates + tl.where(state == turn, tl.maximum(phase, 1) + 1, 1 + AGES), 1)
+                    tl.store(at + STATE, state)
+                tl.store(at + NEED, wanted)
+                tl.store(at + BASE, edge)
+                tl.store(at + SHIFT, tl.maximum(shift - 11, 0) + shift * 256)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def choose(
+    grad, memory, grad_stride, memory_stride, n, decay, gain,
+    bounds, table, heads, words, list_p, list_at, nonfinite, histogram, wants, gates, arrivals,
+    workers, segments, lists, cap, tiles, blocks, start, step, STEPS: tl.constexpr, COPIES: tl.constexpr,
+    GATED: tl.constexpr, SAMPLED: tl.constexpr,
+):  # fmt: skip
+    """The limit and age of exactly ``wants`` of each open segment. GATED: perhaps there is none.
+
+    Phases: level 0 from the lists; level 0 from the memory where they lacked something; levels 1 to 5 from both.
+    SAMPLED: the value that ``wants`` exceed in proportion in a strided sample, and nothing is closed.
+    """
     turn = 1
-    chunks = (samples + CHUNK - 1) // CHUNK
-    for level in range(3):
-        for job in range(tl.program_id(0), chunks * workers, tl.num_programs(0)):
-            row = job // chunks
-            begin = job % chunks * CHUNK
-            index = begin + tl.arange(0, CHUNK)
-            key = tl.load(keys + row.to(tl.int64) * samples + index, mask=index < samples, other=-1)
-            s = segment_of(sampled, tl.where(key >= 0, index, begin), segments, STEPS)
-            hit, bin = ballot(key, key, key >= 0, table + (row * segments + s) * FIELDS, True, level)
-            vote(histogram, row * segments + s, bin, hit, COPIES)
-        turn = everyone(arrivals, turn)
-        for job in range(tl.program_id(0), segments * workers, tl.num_programs(0)):
-            s = job % segments
-            at = table + job * FIELDS
-            size = tl.load(bounds + s + 1) - tl.load(bounds + s)
-            wanted = tl.where(level == 0, sample_rank(tl.load(wants + s), size, start, step), tl.load(at + NEED))
-            base, shift, _ = span(at, True, level)
-            inner, over, _, _ = wanted_bin(histogram, job, wanted, COPIES)
-            edge = base + (inner << shift)
-            tl.store(at + NEED, wanted - over)
-            tl.store(at + BASE, edge)
-            tl.store(at + SHIFT, tl.maximum(shift - 11, 0) + shift * 256)
-            tl.store(at + LIMIT, edge)
-        turn = everyone(arrivals, turn)
+    lines = lists * workers
+    for phase in range(7):
+        level = tl.maximum(phase - 1, 0)
+        run = tl.load(gates + phase) != 0
+        if GATED == 0:
+            run = run | (phase == 0)
+        if run:
+            if phase != 1:
+                for job in range(tl.program_id(0), lines * ((cap + CHUNK - 1) // CHUNK), tl.num_programs(0)):
+                    tally_list(
+                        bounds, table, heads, list_p, list_at, histogram, job % lines, job // lines * CHUNK, segments,
+                        lists, cap, level, start, step, STEPS, COPIES, SAMPLED,
+                    )  # fmt: skip
+            if (phase > 0) & (tl.load(gates + 1) != 0):
+                for job in range(tl.program_id(0), blocks * workers, tl.num_programs(0)):
+                    row = job // blocks
+                    tally_memory(
+                        grad + row.to(tl.int64) * grad_stride, memory + row.to(tl.int64) * memory_stride, n, decay,
+                        gain, bounds, table, words, tl.load(nonfinite + row), histogram, row, job % blocks, segments,
+                        tiles, level, start, step, STEPS, COPIES, SAMPLED,
+                    )  # fmt: skip
+            turn = everyone(arrivals, turn)
+            for job in range(tl.program_id(0), segments * workers, tl.num_programs(0)):
+                narrow(
+                    histogram, bounds, table, wants, gates, job // segments, job % segments, segments, phase, level,
+                    start, step, COPIES, SAMPLED,
+                )  # fmt: skip
+            turn = everyone(arrivals, turn)

@@ -15,203 +15,202 @@ from gradsieve.ops.triton_sieve import (
     PLAIN,
     TILE,
     TILES,
-    UNIT,
+    after_the_last,
     key_of,
     on_the_wire,
     reload,
     segment_of,
 )
 
-WIDE: tl.constexpr = tl.constexpr(4)  # candidates of each tile of a unit that are read at a time
-MANY: tl.constexpr = tl.constexpr(16)  # a tile with more is read alone, as is one that is unlisted
-PIECE: tl.constexpr = tl.constexpr(128)  # of a tile that is read alone
-
 
 @triton.jit
 def chosen(p, index, there, limit, bounds, table, row, segments, STEPS: tl.constexpr, SEGMENTED: tl.constexpr):
     key = key_of(p)
     if SEGMENTED:
-        s = segment_of(bounds, tl.where(there, index, 0), segments, STEPS)
-        at = table + (row * segments + s) * FIELDS
+        if STEPS == 0:
+            at = table + row * FIELDS
+            age = NEWEST - index
+        else:
+            s = segment_of(bounds, tl.where(there, index, 0), segments, STEPS)
+            at = table + (row * segments + s) * FIELDS
+            age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
         edge = tl.load(at + LIMIT)
-        age = NEWEST - (index - tl.load(bounds + s).to(tl.int32))
         return there & ((key > edge) | ((key == edge) & (age >= tl.load(at + AGE))))
     return there & (key > limit)
 
 
 @triton.jit
-def entries(list_p, list_at, row, tile, start, size, i, lists, cap):
-    """Candidates i to i + WIDE of each tile: p, coordinate, and which there are."""
-    j = i + tl.arange(0, WIDE)[None, :]
-    there = j < size[:, None]
-    at = ((row * lists + tile % lists).to(tl.int64) * cap + start)[:, None] + j
+def unit_words(words, row, unit, tiles, n, lists, cap, UNIT: tl.constexpr):
+    """Each tile of a unit: its number, where its candidates lie (negative: it is unlisted), and how many."""
+    tile = unit * UNIT + tl.arange(0, UNIT)
+    word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
+    place = (row * lists + tile % lists).to(tl.int64) * cap + (word >> 10)
+    size = tl.where(word < 0, tl.minimum(n - tile * TILE, TILE), word & 1023)
+    return tile, tl.where(word < 0, -1, place), size
+
+
+@triton.jit
+def listed(list_p, list_at, place, size, i, WIDTH: tl.constexpr):
+    """Candidates i to i + WIDTH of each tile: p, coordinate, and which there are."""
+    j = i + tl.arange(0, WIDTH)[None, :]
+    there = (j < size[:, None]) & (place >= 0)[:, None]
+    at = place[:, None] + j
     return tl.load(list_p + at, mask=there, other=0.0), tl.load(list_at + at, mask=there, other=0), there
 
 
 @triton.jit
-def unit_words(words, row, unit, tiles):
-    """Where each tile of a unit keeps its candidates: its number, its place in its list, how many; is it read alone."""
-    tile = unit * UNIT + tl.arange(0, UNIT)
-    word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
-    size = tl.where(word < 0, 0, word & 1023)
-    return tile, word >> 10, size, (word < 0) | (size > MANY)
+def unlisted(grad, memory, decay, gain, bad, tile, place, size, i, WIDTH: tl.constexpr):
+    """Coordinates i to i + WIDTH of each tile that is unlisted, likewise."""
+    j = i + tl.arange(0, WIDTH)[None, :]
+    there = (j < size[:, None]) & (place < 0)[:, None]
+    index = tile[:, None] * TILE + j
+    return reload(memory, grad, index, there, decay, gain, bad), index, there
 
 
 @triton.jit
-def piece(
-    grad, memory, n, decay, gain, bad, list_p, list_at, row, tile, start, size, i, lists, cap
+def weed(
+    bounds, table, list_p, list_at, row, place, size, segments, i, found, STEPS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Candidates i to i + PIECE of one tile, or its coordinates where it is unlisted."""
-    j = i + tl.arange(0, PIECE)
-    if size > 0:
-        at = (row * lists + tile % lists).to(tl.int64) * cap + start + j
-        there = j < size
-        p = tl.load(list_p + at, mask=there, other=0.0)
-        index = tl.load(list_at + at, mask=there, other=0)
-    else:
-        index = tile * TILE + j
-        there = index < n
-        p = reload(memory, grad, index, there, decay, gain, bad)
-    return p, index, there
+    """Move the chosen of these candidates to the front of their tile's; says how many each tile has so far."""
+    p, index, there = listed(list_p, list_at, place, size, i, WIDTH)
+    one = chosen(p, index, there, 0, bounds, table, row, segments, STEPS, True).to(tl.int32)
+    at = (place + found)[:, None] + tl.cumsum(one, 1) - one
+    tl.debug_barrier()  # all are read before any is moved
+    tl.store(list_p + at, p, mask=one > 0)
+    tl.store(list_at + at, index, mask=one > 0)
+    return found + tl.sum(one, 1)
 
 
 @triton.jit
-def taken(
-    grad, memory, n, decay, gain, limit, bounds, table, list_p, list_at, bad, tile, start, size, alone,
-    row, segments, lists, cap, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+def count_unlisted(
+    grad, memory, decay, gain, limit, bounds, table, bad, row, tile, place, size, segments,
+    STEPS: tl.constexpr, SEGMENTED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """How many are chosen in each tile of a unit."""
-    count = size
-    if SEGMENTED:
-        count = size * 0
-        few = tl.where(alone, 0, size)
-        for i in range(0, tl.max(few), WIDE):
-            p, index, there = entries(list_p, list_at, row, tile, start, few, i, lists, cap)
-            hit = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED)
-            count += tl.sum(hit.to(tl.int32), 1)
-    end = tl.max(tile) + 1
-    left = tl.where(alone, tile, end)
-    one = tl.min(left)
-    while one < end:
-        start1 = tl.sum(tl.where(tile == one, start, 0))
-        size1 = tl.sum(tl.where(tile == one, size, 0))
-        found = 0
-        for i in range(0, tl.where(size1 > 0, size1, TILE), PIECE):
-            p, index, there = piece(
-                grad, memory, n, decay, gain, bad, list_p, list_at, row, one, start1, size1, i, lists, cap
-            )  # fmt: skip
-            hit = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED)
-            found += tl.sum(hit.to(tl.int32))
-        count = tl.where(tile == one, found, count)
-        left = tl.where(left == one, end, left)
-        one = tl.min(left)
-    return count
+    """How many are chosen in each tile that is unlisted."""
+    found = size * 0
+    for i in range(0, TILE, WIDTH):
+        p, index, there = unlisted(grad, memory, decay, gain, bad, tile, place, size, i, WIDTH)
+        found += tl.sum(chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED).to(tl.int32), 1)
+    return found
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def count(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
-    bounds, table, words, list_p, list_at, nonfinite, chosen_LU,
+    bounds, table, words, list_p, list_at, nonfinite, per_unit,
     segments, lists, cap, tiles, blocks,
-    STEPS: tl.constexpr,
+    STEPS: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, DENSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """How many are chosen in each unit."""
+    """How many are chosen in each unit; of the candidates only those stay in the lists."""
+    after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
-    tile, start, size, alone = unit_words(words, row, unit, tiles)
-    found = taken(
-        grad + row.to(tl.int64) * grad_stride, memory + row.to(tl.int64) * memory_stride, n, decay, gain, 0, bounds,
-        table, list_p, list_at, tl.load(nonfinite + row), tile, start, size, alone, row, segments, lists,
-        cap, STEPS, True,
-    )  # fmt: skip
-    tl.store(chosen_LU + row * tl.num_programs(0) + unit, tl.sum(found))
+    tile, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
+    most = tl.max(tl.where(place < 0, 0, size))
+    found = size * 0
+    if most <= WIDE:
+        found = weed(bounds, table, list_p, list_at, row, place, size, segments, 0, found, STEPS, WIDE)
+    else:
+        for i in range(0, most, DENSE):
+            found = weed(bounds, table, list_p, list_at, row, place, size, segments, i, found, STEPS, DENSE)
+    start = (place - (row * lists + tile % lists).to(tl.int64) * cap).to(tl.int32)
+    tl.store(words + row * tiles + tile, start * 1024 + found, mask=(place >= 0) & (tile < tiles))
+    if tl.min(place) < 0:
+        grad += row.to(tl.int64) * grad_stride
+        memory += row.to(tl.int64) * memory_stride
+        found += count_unlisted(
+            grad, memory, decay, gain, 0, bounds, table, tl.load(nonfinite + row), row, tile, place, size, segments,
+            STEPS, True, DENSE,
+        )  # fmt: skip
+    tl.store(per_unit + row * tl.num_programs(0) + unit, tl.sum(found))
 
 
 @triton.jit
-def put(p, index, hit, slot, memory, offsets, values, slots, LARGEST: tl.constexpr, TAKEN: tl.constexpr):
+def put(p, index, hit, slot, memory, offsets, values, slots, taken, LARGEST: tl.constexpr):
     """Send p from this slot, as far as there are slots, and leave the rounding in the memory.
 
-    TAKEN: the memory already has it, and gets p back where there is no slot.
+    Where ``taken`` the memory already has it, and gets p back if there is no slot.
     """
-    room = hit & (slot < slots)
+    room = slot < slots
     sent = on_the_wire(p, values.dtype.element_ty, LARGEST)
-    tl.store(values + slot, sent, mask=room)
-    tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=room)
-    finite = key_of(p) < INFINITE
-    if TAKEN:
-        tl.store(memory + index, p, mask=hit & (slot >= slots) & finite)
-    else:
-        tl.store(memory + index, p - sent.to(tl.float32), mask=room & finite)
+    tl.store(values + slot, sent, mask=hit & room)
+    tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=hit & room)
+    left = tl.where(taken, p, p - sent.to(tl.float32))
+    tl.store(memory + index, left, mask=hit & (room ^ taken) & (key_of(p) < INFINITE))
+
+
+@triton.jit
+def put_listed(
+    memory, list_p, list_at, place, size, i, slot, offsets, values, slots,
+    LARGEST: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    p, index, there = listed(list_p, list_at, place, size, i, WIDTH)
+    at = slot[:, None] + i + tl.arange(0, WIDTH)[None, :]
+    put(p, index, there, at, memory, offsets, values, slots, there & TAKEN, LARGEST)
 
 
 @triton.jit(do_not_specialize=PLAIN)
 def pack(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
-    bounds, table, words, list_p, list_at, nonfinite, chosen_LU, ends_LB,
+    bounds, table, words, list_p, list_at, nonfinite, per_unit, ends_LB,
     counts, offsets, values, wanted, nonfinite_out,
     counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     segments, lists, cap, tiles, blocks,
-    LARGEST: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr,
+    LARGEST: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr,
+    DENSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The chosen of one unit into their slots; the memory keeps what is not sent."""
+    """What lies in the lists of one unit into its slots; the memory keeps what is not sent."""
+    after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
-    block = unit // (TILES // UNIT)
-    tile, start, size, alone = unit_words(words, row, unit, tiles)
-    near = block * (TILES // UNIT) + tl.arange(0, TILES // UNIT)
-    units = tl.load(chosen_LU + row * tl.num_programs(0) + near)
-    upto = tl.load(ends_LB + row * blocks + block)
+    tile, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
     bad = tl.load(nonfinite + row)
+    block = unit // (TILES // UNIT)
+    near = block * (TILES // UNIT) + tl.arange(0, TILES // UNIT)
+    units = tl.load(per_unit + row * tl.num_programs(0) + near)
+    upto = tl.load(ends_LB + row * blocks + block)
     before = upto - tl.sum(tl.where(near >= unit, units, 0))
-    mine = tl.sum(tl.where(near == unit, units, 0))
     if unit % (TILES // UNIT) == 0:
         tl.store(counts + row * counts_stride + block, tl.minimum(upto, slots) - tl.minimum(before, slots))
         if block == blocks - 1:
             tl.store(wanted + row * wanted_stride, upto)
             tl.store(nonfinite_out + row * bad_stride, bad)
-    if (mine > 0) & ((before < slots) | (SEGMENTED == 0)):
-        grad += row.to(tl.int64) * grad_stride
+    if tl.sum(tl.where(near == unit, units, 0)) > 0:
         memory += row.to(tl.int64) * memory_stride
         offsets += row.to(tl.int64) * offsets_stride
         values += row.to(tl.int64) * values_stride
-        count = taken(
-            grad, memory, n, decay, gain, limit, bounds, table, list_p, list_at, bad, tile, start, size, alone, row,
-            segments, lists, cap, STEPS, SEGMENTED,
-        )  # fmt: skip
-        first = before + tl.cumsum(count) - count
-        slot = first
-        few = tl.where(alone, 0, size)
-        for i in range(0, tl.max(few), WIDE):
-            p, index, there = entries(list_p, list_at, row, tile, start, few, i, lists, cap)
-            one = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED).to(tl.int32)
-            rank = slot[:, None] + tl.cumsum(one, 1) - one
-            put(p, index, one > 0, rank, memory, offsets, values, slots, LARGEST, SEGMENTED == 0)
-            slot += tl.sum(one, 1)
-        end = tl.max(tile) + 1
-        left = tl.where(alone, tile, end)
-        at = tl.min(left)
-        while at < end:
-            start1 = tl.sum(tl.where(tile == at, start, 0))
-            size1 = tl.sum(tl.where(tile == at, size, 0))
-            begin = tl.sum(tl.where(tile == at, first, 0))
-            for i in range(0, tl.where(size1 > 0, size1, TILE), PIECE):
-                p, index, there = piece(
-                    grad, memory, n, decay, gain, bad, list_p, list_at, row, at, start1, size1, i, lists, cap
-                )  # fmt: skip
+        found = size
+        if tl.min(place) < 0:
+            grad += row.to(tl.int64) * grad_stride
+            found = tl.where(place < 0, 0, size) + count_unlisted(
+                grad, memory, decay, gain, limit, bounds, table, bad, row, tile, place, size, segments, STEPS,
+                SEGMENTED, DENSE,
+            )  # fmt: skip
+            slot = before + tl.cumsum(found) - found
+            for i in range(0, TILE, DENSE):
+                p, index, there = unlisted(grad, memory, decay, gain, bad, tile, place, size, i, DENSE)
                 one = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED).to(tl.int32)
-                rank = begin + tl.cumsum(one) - one
-                if (SEGMENTED == 0) & (size1 > 0):
-                    put(p, index, one > 0, rank, memory, offsets, values, slots, LARGEST, True)
-                else:
-                    put(p, index, one > 0, rank, memory, offsets, values, slots, LARGEST, False)
-                begin += tl.sum(one)
-            left = tl.where(left == at, end, left)
-            at = tl.min(left)
+                at = slot[:, None] + tl.cumsum(one, 1) - one
+                put(p, index, one > 0, at, memory, offsets, values, slots, one < 0, LARGEST)
+                slot += tl.sum(one, 1)
+        begin = before + tl.cumsum(found) - found
+        most = tl.max(tl.where(place < 0, 0, size))
+        if most <= WIDE:
+            put_listed(
+                memory, list_p, list_at, place, size, 0, begin, offsets, values, slots, LARGEST, SEGMENTED == 0, WIDE
+            )
+        else:
+            for i in range(0, most, DENSE):
+                put_listed(
+                    memory, list_p, list_at, place, size, i, begin, offsets, values, slots, LARGEST, SEGMENTED == 0,
+                    DENSE,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=PLAIN)
-def running(counts, ends, counts_stride, blocks, WIDTH: tl.constexpr, UNITS: tl.constexpr):
+def running(counts, ends, counts_stride, blocks, WIDTH: tl.constexpr, UNITS: tl.constexpr, EARLY: tl.constexpr):
     """Where the elements of each block, which has UNITS counts, end among their worker's slots."""
+    after_the_last(EARLY)
     row = tl.program_id(0)
     total = 0
     for i in range(0, blocks, WIDTH):

@@ -12,7 +12,6 @@ import triton.language as tl
 
 TILE: tl.constexpr = tl.constexpr(512)
 TILES: tl.constexpr = tl.constexpr(128)  # in a block
-UNIT: tl.constexpr = tl.constexpr(32)  # tiles that are counted and packed together: a quarter of a block
 UNLISTED: tl.constexpr = tl.constexpr(-1)
 HEAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector: entries asked for, entries never written
 REPLICAS: tl.constexpr = tl.constexpr(64)  # of the sums for the moments, against contention
@@ -32,7 +31,15 @@ FIELDS: tl.constexpr = tl.constexpr(16)
 PLAIN = [  # arguments that no version is compiled for
     "n", "floor", "limit", "segments", "lists", "cap", "tiles", "blocks", "slots", "kept", "samples", "workers",
     "counts_stride", "offsets_stride", "values_stride", "wanted_stride", "bad_stride", "before_stride", "start", "step",
+    "zeros_size",
 ]  # fmt: skip
+
+
+@triton.jit
+def after_the_last(EARLY: tl.constexpr):
+    """Wait for the kernel before this one, where this one was launched ahead of its end."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -138,15 +145,16 @@ def collect(
 @triton.jit(do_not_specialize=PLAIN)
 def sieve(
     grad, memory, grad_stride, memory_stride, n, decay, gain, floor,
-    bounds, starts, table, heads, words, list_p, list_at, nonfinite, chosen_LU, moments,
+    bounds, starts, table, heads, words, list_p, list_at, nonfinite, per_unit, moments,
     segments, lists, cap, tiles, blocks,
     STEPS: tl.constexpr, SEGMENTED: tl.constexpr, MOMENTS: tl.constexpr, TAKE: tl.constexpr, WIRE: tl.constexpr,
-    LARGEST: tl.constexpr, ALIGN: tl.constexpr,
+    LARGEST: tl.constexpr, ALIGN: tl.constexpr, LISTING: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """memory = p, and the candidates (key > floor) to the lists.
+    """memory = p, and the candidates (key > floor) to the lists, with LISTING.
 
-    TAKE: every candidate is sent, so the memory keeps its rounding only and its unit counts it.
+    TAKE: every candidate is sent, so the memory keeps its rounding only, and its unit counts it.
     """
+    after_the_last(EARLY)
     tile = tl.program_id(0)
     row = tl.program_id(1)
     grad += tl.multiple_of(row.to(tl.int64) * grad_stride, ALIGN)
@@ -192,18 +200,19 @@ def sieve(
         tl.store(memory + index, stay)
     else:
         tl.store(memory + index, stay, mask=inside)
-    if some:
-        tl.debug_barrier()
-        count, fits = collect(
-            p, mine, tile, row, memory, heads, words, list_p, list_at, lists, cap, tiles, TAKE, WIRE, LARGEST
-        )
-        if TAKE:
-            tl.atomic_add(chosen_LU + row * (blocks * (TILES // UNIT)) + tile // UNIT, count, sem="relaxed")
-        elif fits ^ True:
-            for s in range(first, last + 1):
-                tl.store(table + (row * segments + s) * FIELDS + LACKING, 1)
-    else:
-        tl.store(words + row * tiles + tile, 0)
+    if LISTING:
+        if some:
+            tl.debug_barrier()
+            count, fits = collect(
+                p, mine, tile, row, memory, heads, words, list_p, list_at, lists, cap, tiles, TAKE, WIRE, LARGEST
+            )
+            if TAKE:
+                tl.atomic_add(per_unit + row * (blocks * (TILES // UNIT)) + tile // UNIT, count, sem="relaxed")
+            else:
+                for s in range(first, tl.where(fits, first, last + 1)):
+                    tl.store(table + (row * segments + s) * FIELDS + LACKING, 1)
+        else:
+            tl.store(words + row * tiles + tile, 0)
 
 
 @triton.jit

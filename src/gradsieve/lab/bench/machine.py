@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 
-def machine() -> str:
-    """The GPU's name, or the CPU's with its cores."""
-    if torch.cuda.is_available():
+def machine(device: str = "cpu") -> str:
+    """The name of what computed: the GPU, or the CPU with its cores."""
+    if device == "cuda":
         return torch.cuda.get_device_name()
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")

@@ -2,9 +2,10 @@
 
 ``gradsieve bench ops --device cpu --sizes 11200000 --densities 0.001 0.01 --out benchmarks/results/ops.jsonl``
 
-All contenders of one size run interleaved, memory restored before each; ratios are of medians within one run. An op
-that does not agree with ``ops.reference`` gets no figure. On CUDA the device is kept busy while launches queue up, as
-it is in a backward pass: times are the device's, and what a call takes on the host stands beside them.
+All contenders of one size run in random order, again and again, memory restored before each; ratios are of medians
+within one run. An op that does not agree with ``ops.reference`` gets no figure. On CUDA the device is kept busy while
+launches queue up, as it is in a backward pass: times are the device's, and what a call takes on the host stands beside
+them.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from itertools import accumulate
 from math import prod
 from pathlib import Path
+from random import Random
 from statistics import median, quantiles
 from typing import Any
 
@@ -311,9 +313,9 @@ def measure(size: int, density: float, device: torch.device, repeats: int, steps
     module = ops.of(torch.empty(0, device=device))
     clock = Clock(device, clock_kind)
     common = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "clock": clock_kind, "n": size, "density": density,
-        "triton": version("triton") if device.type == "cuda" else None,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(device.type),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), "clock": clock_kind, "n": size,
+        "density": density, "triton": version("triton") if device.type == "cuda" else None,
     }  # fmt: skip
     contenders = Bench(module, size, density, device).contenders()
     for name in [name for name, contender in contenders.items() if not contender.check()]:
@@ -321,8 +323,9 @@ def measure(size: int, density: float, device: torch.device, repeats: int, steps
         del contenders[name]
     for contender in contenders.values():
         clock.weigh(contender)
+    order = Random(0)  # what ran before leaves caches and pages behind
     for _ in range(repeats):
-        for contender in contenders.values():
+        for contender in order.sample(list(contenders.values()), len(contenders)):
             contender.prepare()
             clock(contender)
     rows = rows_of(contenders, False, **common)

@@ -80,7 +80,7 @@ class Benchmark:
         return context.epochs or (QUICK_EPOCHS if context.quick else self.epochs)
 
     def arms(self, context: Context, rule: str) -> list[Arm]:
-        """One training a seed; sparse ones are gathered at every step, as in the paper, a threshold's at exact sizes."""
+        """One training a seed; sparse ones are gathered at every step, and a threshold's sizes are exact."""
         exchange, strict = "auto" if rule == "dense" else "allgather", rule.startswith("threshold")
         task, epochs = self.name(context), self.epochs_of(context)
         return [Arm(task, rule, epochs, seed=seed, exchange=exchange, strict=strict) for seed in range(context.seeds)]

@@ -39,7 +39,7 @@ def figure4(context: Context) -> Outcome:
         counts |= {(size, name): count for name, count in found.items()}
         notes += [f"{name}: differs from the reference at n = {size:,}, no figure" for name in wrong]
         context.track("operators", done, len(wanted), f"n = {size:,}")
-    where = machine() if context.device == "cuda" else f"{machine()}; the paper's figure is of a GPU"
+    where = machine(context.device) + ("" if context.device == "cuda" else "; the paper's figure is of a GPU")
     note = f"k = 0.001 n, Gaussian vector; memory + gradient, selection, memory's update; {where}"
     return Outcome(
         draw(timed, note), compare(timed, counts).rows, _results(timed, counts), "drawn vectors", [note, *notes]
@@ -62,7 +62,7 @@ def measure(size: int, context: Context) -> tuple[list[Row], dict[str, int], lis
         timed,
         False,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine(),
+        machine=machine(context.device),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
         clock="events" if device.type == "cuda" else "wall",
