@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gradsieve import ops
-from gradsieve.lab.bench.ops import Bench, Row
+from gradsieve.lab.bench.contenders import Bench
+from gradsieve.lab.bench.ops import Row
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.shi2019 import figure1, figure4, figures, gradients, operators
 from gradsieve.lab.records import EpochRow, Run, RunRow, StepRow

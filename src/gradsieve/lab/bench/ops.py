@@ -10,29 +10,22 @@ them.
 
 import argparse
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import accumulate
-from math import prod
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradsieve import ops
+from gradsieve.lab.bench.clock import Clock
+from gradsieve.lab.bench.contenders import Bench, Contender
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.shapes import resnet18
-from gradsieve.ops import Ops, reference
-from gradsieve.types import Pending, Segments
-
-WORKERS = 8  # of a decode
-KEY = 20_200_101
+from gradsieve.lab.bench.sequence import sequence
 
 
 @dataclass(frozen=True)
@@ -55,236 +48,6 @@ class Row:
     host_ms: float | None = None  # of one call, on CUDA
     extra_bytes: float | None = None  # on CUDA: scratch and payload at most, a coordinate
     triton: str | None = None
-
-
-@dataclass
-class Contender:
-    """``run`` is timed, ``prepare`` before it is not; ``check`` says whether the op may report a figure."""
-
-    run: Callable[[], object]
-    prepare: Callable[[], object] = lambda: None
-    check: Callable[[], bool] = lambda: True
-    against: str = "add"
-    payload: int | None = None  # bytes
-    times: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
-    extra: int | None = None
-
-
-class Clock:
-    """Seconds of one call: the device's, or else wall time, or the thread's own where neighbours share the cores."""
-
-    def __init__(self, device: torch.device, kind: str) -> None:
-        self.device = device
-        self.now = time.thread_time if kind == "thread" else time.perf_counter
-
-    def __call__(self, contender: Contender) -> None:
-        if self.device.type == "cuda":
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(self.device)
-            torch.cuda._sleep(3_000_000)  # type: ignore[no-untyped-call]
-            start.record()
-            began = self.now()
-            contender.run()
-            contender.host.append(self.now() - began)
-            stop.record()
-            stop.synchronize()
-            contender.times.append(float(start.elapsed_time(stop)) / 1e3)
-        else:
-            began = self.now()
-            contender.run()
-            contender.times.append(self.now() - began)
-
-    def weigh(self, contender: Contender) -> None:
-        """The memory of one call at its peak, beyond what was there."""
-        if self.device.type == "cuda" and contender.payload is not None:
-            contender.prepare()
-            torch.cuda.reset_peak_memory_stats(self.device)
-            before = torch.cuda.memory_allocated(self.device)
-            contender.run()
-            contender.extra = torch.cuda.max_memory_allocated(self.device) - before + contender.payload
-
-
-def resnet18_segments(size: int) -> Segments:
-    """The 62 tensors of ResNet-18 for CIFAR, scaled so that they add up to ``size``."""
-    bounds = list(accumulate((prod(shape) for shape in resnet18()), initial=0))
-    return Segments(tuple(bound * size // bounds[-1] for bound in bounds), tuple(range(len(bounds) - 1)))
-
-
-class Bench:
-    """The contenders of one size and density on one device."""
-
-    def __init__(self, module: Ops, size: int, density: float, device: torch.device, seed: int = 0) -> None:
-        generator = torch.Generator(device).manual_seed(seed)
-        self.module, self.size, self.device = module, size, device
-        self.grad_Ln = torch.randn(1, size, generator=generator, device=device)
-        self.start_Ln = torch.randn(1, size, generator=generator, device=device) * 0.1
-        self.memory_Ln = self.start_Ln.clone()
-        self.whole, self.layers = Segments((0, size), (0,)), resnet18_segments(size)
-        self.k = max(1, round(size * density))
-        self.threshold = float((self.start_Ln + self.grad_Ln).abs().flatten().topk(self.k).values[-1])
-        self.into = reference.empty(1, size, self.k * 3 // 2 + 16, torch.float32, device)
-        self.caches: dict[str, dict[str, Tensor]] = {}
-
-    def restore(self) -> None:
-        self.memory_Ln.copy_(self.start_Ln)
-
-    def pending(self, name: str, segments: Segments, memory_Ln: Tensor) -> Pending:
-        cache = self.caches.setdefault(name, {})
-        return Pending(self.grad_Ln, memory_Ln, segments, into=self.into, cache=cache)
-
-    def op(self, name: str, *arguments: object, segments: Segments | None = None, cold: bool = False) -> Contender:
-        segments = segments or self.whole
-        label = f"{name} {len(segments.keys)} {cold}"
-
-        def prepare() -> None:
-            self.restore()
-            if cold:
-                self.caches.pop(label, None)
-
-        def run() -> object:
-            return getattr(self.module, name)(self.pending(label, segments, self.memory_Ln), *arguments)
-
-        def check() -> bool:
-            return agree(name, self.pending(label, segments, self.start_Ln.clone()), self.module, arguments)
-
-        parts = self.into.counts_LB, self.into.offsets_LK, self.into.values_LK
-        return Contender(run, prepare, check, payload=sum(part.nbytes for part in parts))
-
-    def contenders(self) -> dict[str, Contender]:
-        layer_k = tuple(max(1, round(n * self.k / self.size)) if n else 0 for n in self.layers.sizes)
-        span = torch.arange(self.size // 3, self.size // 3 + self.k, device=self.device)[None]
-        keys_LS = torch.tensor([[KEY]], device=self.device)
-        layered = self.op("threshold", self.threshold, segments=self.layers)
-        layered.against = "threshold"
-        return {
-            "add": Contender(lambda: self.memory_Ln.add_(self.grad_Ln), self.restore),
-            "peer threshold": Contender(self.plain_threshold, self.restore),
-            "peer topk": Contender(self.plain_topk, self.restore),
-            "threshold": self.op("threshold", self.threshold),
-            "threshold layer-wise": layered,
-            "topk cold": self.op("topk", (self.k,), cold=True),
-            "topk repeated": self.op("topk", (self.k,)),
-            "topk layer-wise repeated": self.op("topk", layer_k, segments=self.layers),
-            "gaussiank repeated": self.op("gaussiank", (self.k,)),
-            "sampledk repeated": self.op("sampledk", (self.k,), 100, 7),
-            "gaussiank cold": self.op("gaussiank", (self.k,), cold=True),
-            "sampledk cold": self.op("sampledk", (self.k,), 100, 7, cold=True),
-            "randomk": self.op("randomk", (self.k,), keys_LS),
-            "blockrandomk": self.op("take", span),
-            **self.decoding(),
-        }
-
-    def plain_threshold(self) -> Tensor:
-        """What peers do: accumulate, mask, nonzero, gather, zero."""
-        memory_n = self.memory_Ln[0].add_(self.grad_Ln[0])
-        index_K = (memory_n.abs() >= self.threshold).nonzero().squeeze(1)
-        values_K = memory_n[index_K]
-        memory_n[index_K] = 0.0
-        return values_K
-
-    def plain_topk(self) -> Tensor:
-        memory_n = self.memory_Ln[0].add_(self.grad_Ln[0])
-        index_K = memory_n.abs().topk(self.k, sorted=False).indices
-        values_K = memory_n[index_K]
-        memory_n[index_K] = 0.0
-        return values_K
-
-    def decoding(self) -> dict[str, Contender]:
-        """Decode of 8 workers against zeroing the output."""
-        out_n, expected_n = torch.empty(self.size, device=self.device), torch.empty(self.size, device=self.device)
-        rows = [torch.randperm(self.size, device=self.device)[: self.k].sort().values for _ in range(WORKERS)]
-        sparse = reference.empty(WORKERS, self.size, self.k, torch.float32, self.device)
-        for worker, index_K in enumerate(rows):
-            sparse.counts_LB[worker] = torch.bincount(index_K // 65_536, minlength=sparse.counts_LB.shape[1])
-            sparse.offsets_LK[worker] = reference.to_int16(index_K % 65_536)
-        sparse.values_LK.normal_()
-
-        def check() -> bool:
-            self.module.decode(sparse, out_n, float(WORKERS))
-            return torch.equal(out_n, reference.decode(sparse, expected_n, float(WORKERS)))
-
-        def run() -> Tensor:
-            return self.module.decode(sparse, out_n, float(WORKERS))
-
-        return {"zero": Contender(out_n.zero_), "decode 8": Contender(run, check=check, against="zero")}
-
-
-def agree(name: str, pending: Pending, module: Ops, arguments: tuple[object, ...]) -> bool:
-    """Whether the op does what ``reference`` does: to the bit, or in mass and count for estimated thresholds."""
-    before_Ln = pending.memory_Ln.clone()
-    sent = getattr(module, name)(pending, *arguments)
-    ours_Ln = pending.memory_Ln.clone()
-    module.give_back(pending.memory_Ln, sent)
-    conserved = torch.equal(pending.memory_Ln, before_Ln + pending.grad_Ln)
-    oracle = Pending(pending.grad_Ln, before_Ln, pending.segments)
-    expected = getattr(reference, name)(oracle, *arguments)
-    count = int(expected.counts_LB.sum())
-    if name in ("gaussiank", "sampledk"):
-        return conserved and abs(int(sent.counts_LB.sum()) - count) <= 1e-3 * count + 1
-    same_values = torch.equal(sent.values_LK[:, :count], expected.values_LK)
-    same_memory = torch.equal(ours_Ln, oracle.memory_Ln)
-    return conserved and same_values and same_memory and torch.equal(sent.counts_LB, expected.counts_LB)
-
-
-def training(size: int, device: torch.device, seed: int = 0) -> Iterator[tuple[Tensor, Callable[[Tensor], None]]]:
-    """Real gradients of about ``size`` coordinates: a network with two hidden layers learns digits, without end.
-
-    Yields a flat gradient and the function that takes the update to make of it.
-    """
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x = torch.tensor(digits.data, dtype=torch.float32, device=device) / 16
-    y = torch.tensor(digits.target, device=device)
-    width = max(1, int(((77**2 + 4 * size) ** 0.5 - 77) / 2))
-    torch.manual_seed(seed)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.ReLU(),
-        torch.nn.Linear(width, 10),
-    ).to(device)  # fmt: skip
-    parameters = list(model.parameters())
-
-    def update(step_n: Tensor) -> None:
-        for parameter, part in zip(parameters, torch.split(step_n, [p.numel() for p in parameters]), strict=True):
-            parameter.data.sub_(part.view_as(parameter), alpha=0.1)
-
-    while True:
-        batch = torch.randint(len(x), (32,), device=device)
-        loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
-        yield torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]), update
-
-
-def sequence(
-    name: str, extra: tuple[int, ...], module: Ops, size: int, density: float, device: torch.device, steps: int,
-    clock: Clock,
-) -> dict[str, Contender]:  # fmt: skip
-    """A rule over a training with feedback: its average is what a user pays, hints from another step and all.
-
-    Empty if it disagrees with ``reference``.
-    """
-    gradients = training(size, device)
-    size = len(next(gradients)[0])
-    segments, k = Segments((0, size), (0,)), max(1, round(size * density))
-    memory_Ln, e_Ln = torch.zeros(1, size, device=device), torch.zeros(1, size, device=device)
-    pending = Pending(e_Ln, memory_Ln, segments, into=reference.empty(1, size, 8 * k, torch.float32, device))
-    mean_n = torch.empty(size, device=device)
-    compiling = 3 if device.type == "cuda" else 0  # steps
-    add = Contender(lambda: e_Ln.add_(pending.grad_Ln))
-    rule = Contender(lambda: getattr(module, name)(pending, (k,), *extra))
-    for step, (grad_n, update) in zip(range(steps), gradients, strict=False):
-        pending.grad_Ln = grad_n[None]
-        remembered = {key: t.clone() for key, t in pending.cache.items() if isinstance(t, Tensor)}
-        copy = replace(pending, memory_Ln=memory_Ln.clone(), cache=remembered)
-        if step == steps // 2 and not agree(name, copy, module, ((k,), *extra)):
-            return {}
-        for contender in (add, rule):
-            clock(contender)
-        assert pending.into is not None
-        update(module.decode(pending.into, mean_n, 1.0))
-    for contender in (add, rule):
-        del contender.times[:compiling], contender.host[:compiling]
-    return {"add": add, f"{name} sequence": rule}
 
 
 def rows_of(contenders: dict[str, Contender], average: bool, **common: Any) -> list[Row]:

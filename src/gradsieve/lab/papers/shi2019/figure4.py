@@ -8,8 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradsieve import ops
+from gradsieve.lab.bench.clock import Clock
+from gradsieve.lab.bench.contenders import Bench
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.ops import Bench, Clock, Row, rows_of
+from gradsieve.lab.bench.ops import Row, rows_of
 from gradsieve.lab.papers import plots
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.shi2019.gradients import DENSITY

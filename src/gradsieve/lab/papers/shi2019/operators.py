@@ -10,7 +10,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from gradsieve.lab.bench.ops import Bench, Contender
+from gradsieve.lab.bench.contenders import Bench, Contender
 from gradsieve.types import Sparse
 
 YARDSTICK = "add"
