@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from gradsieve.lab.papers import entries, get, plots
 from gradsieve.lab.papers.entry import Context, Entry, Outcome
 from gradsieve.lab.papers.summary import write_summary
 from gradsieve.lab.records import write_file
+from gradsieve.lab.tasks.sources import folder_of
 from gradsieve.version import __version__
 
 QUICK = "a quick run: it shows that the entry works, and its numbers compare with nothing"
@@ -27,9 +27,7 @@ def context_of(entry: Entry, context: Context, seeds: int | None) -> Context:
         raise LabError(f"{entry.key} has no epochs: leave --epochs out")
     if seeds is not None and entry.seeds is None:
         raise LabError(f"{entry.key} has no seeds: leave --seeds out")
-    data_dir = context.data_dir
-    if data_dir is None and os.environ.get("GRADSIEVE_DATA"):
-        data_dir = Path(os.environ["GRADSIEVE_DATA"])
+    data_dir = folder_of(context.data_dir)
     if data_dir is not None and not data_dir.is_dir():
         raise LabError(f"the data directory {data_dir} is not there")
     own = entry.quick_seeds if context.quick else entry.seeds

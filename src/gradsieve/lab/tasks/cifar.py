@@ -1,6 +1,5 @@
 """CIFAR-10: with a small convolutional net that a CPU can train, and with the networks that papers train."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from gradsieve.lab.tasks.base import Classification, Recipe, sent_ahead
 from gradsieve.lab.tasks.cifar_data import load
 from gradsieve.lab.tasks.nets import googlenet, resnet18, senet18
+from gradsieve.lab.tasks.sources import folder_of
 
 _MEAN = (0.4914, 0.4822, 0.4465)
 _DEVIATION = (0.2470, 0.2435, 0.2616)
@@ -109,9 +109,7 @@ inception = network("cifar-googlenet", "GoogLeNet", googlenet)
 
 def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
     """The CIFAR-10 task; ``data_dir`` defaults to the environment variable GRADSIEVE_DATA."""
-    if data_dir is None and os.environ.get("GRADSIEVE_DATA"):
-        data_dir = Path(os.environ["GRADSIEVE_DATA"])
-    images = load(data_dir, cache_dir)
+    images = load(folder_of(data_dir), cache_dir)
     return Classification(
         name="cifar",
         description="CIFAR-10 (50,000 + 10,000 32x32 images), three convolutions and two linear layers",

@@ -1,4 +1,4 @@
-"""The step benchmark: ``python benchmarks/step.py --workers 2 --link 100mbit`` is ``gradsieve bench step ...``."""
+"""The step benchmark: ``python benchmarks/network.py --workers 2 --link 100mbit`` is ``gradsieve bench step ...``."""
 
 import sys
 
