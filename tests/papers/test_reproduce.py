@@ -41,11 +41,17 @@ def test_a_paper_has_its_readme_and_every_published_number_its_source(paper):
         assert set(row.entry.split()) <= names, "a number of an entry that does not run"
 
 
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory):
+    """Entries share their trainings, as they do for a user."""
+    return tmp_path_factory.mktemp("trainings")
+
+
 @pytest.mark.parametrize("key", KEYS)
-def test_each_entry_runs_quickly_and_writes_what_it_promises(key, tmp_path, request, capsys):
+def test_each_entry_runs_quickly_and_writes_what_it_promises(key, trainings, tmp_path, request, capsys):
     if key in NEED_DATA:
         request.getfixturevalue("data_dir")
-    assert main(["reproduce", key, "--quick", "--out", str(tmp_path)]) == 0
+    assert main(["reproduce", key, "--quick", "--out", str(tmp_path), "--trainings", str(trainings)]) == 0
     printed = capsys.readouterr().out
     entry = get(key)
     assert (tmp_path / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
