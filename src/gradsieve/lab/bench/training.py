@@ -147,14 +147,18 @@ def plot(arrivals: Sequence[Arrival], path: Path) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
     panels = list(dict.fromkeys((row.task, row.link) for row in arrivals))
-    figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
+    colours = {way: f"C{i % 10}" for i, way in enumerate(dict.fromkeys(row.way for row in arrivals))}
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.5 * columns, 4.0 * lines), layout="constrained")
     for number, (task, link) in enumerate(panels):
-        axes = figure.add_subplot(1, len(panels), number + 1)
+        axes = figure.add_subplot(lines, columns, number + 1)
         for row in arrivals:
             if (row.task, row.link) == (task, link) and row.curve:
                 seconds, accuracy = zip(*row.curve, strict=True)
                 style = "-" if ":" in row.way else "--"
-                axes.plot(seconds, [100 * a for a in accuracy], style, marker=".", label=row.way)
+                points = [100 * a for a in accuracy]
+                axes.plot(seconds, points, style, color=colours[row.way], marker=".", label=row.way)
         axes.axhline(100 * next(row.target for row in arrivals if row.task == task), color="grey", linewidth=0.8)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
