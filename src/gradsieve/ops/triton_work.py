@@ -78,8 +78,7 @@ class Work:
         self.blocks = cdiv(self.tiles, TILES)
         self.listing = candidates is not None
         candidates = candidates or 0
-        a_list = 16_384 if by_segment else 4096  # what belongs to a segment sits together, and long lists level it out
-        self.lists = min(1 << (candidates // a_list).bit_length(), 1024)
+        self.lists = min(1 << (candidates // 4096).bit_length(), 1024)
         self.cap = self.room(min(candidates, self.n)) if self.listing else 1
         self.sources = grad_Ln, memory_Ln, stride(grad_Ln), stride(memory_Ln)
         self.formula = *self.sources, self.n, pending.decay, pending.gain
@@ -104,9 +103,8 @@ class Work:
         return torch.empty(size, dtype=torch.int32, device=self.device)
 
     def room(self, candidates: int) -> int:
-        """Of one list: as uneven as full tiles make them, if they fall where they may. A place has 21 bits."""
-        each = cdiv(candidates, self.lists)
-        return min(each + TILE * (1 + math.isqrt(each // TILE)), 2**21 - 1)
+        """Of one list: lists are hardly ever uneven by more than a tile, and a place in one has 21 bits."""
+        return min(cdiv(candidates, self.lists) + TILE, 2**21 - 1)
 
     @cached_property
     def bounds_S(self) -> Tensor:
