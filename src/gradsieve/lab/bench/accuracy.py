@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.lab import tasks
 from gradsieve.lab.bench.ways import way_of
-from gradsieve.lab.errors import LabError
 from gradsieve.lab.runner import Options, optimizer_of
 from gradsieve.lab.tasks.base import Classification
 
@@ -29,8 +28,7 @@ def main(job: dict[str, Any]) -> None:
     rank, workers = dist.get_rank(), dist.get_world_size()
     folder = Path(job["data_dir"]) if job["data_dir"] else None
     task = tasks.get(job["task"], data_dir=folder)
-    if not isinstance(task, Classification):
-        raise LabError(f"{task.name} has no labels to be judged by: choose another --task")
+    assert isinstance(task, Classification)
     if job["judged_by"]:
         part = slice(None, None, max(1, len(task.test_labels) // job["judged_by"]))  # it may be sorted by class
         task = replace(task, test_inputs=task.test_inputs[part], test_labels=task.test_labels[part])

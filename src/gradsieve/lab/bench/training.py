@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from gradsieve.lab import tasks
 from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.start import links, run_ranks
 from gradsieve.lab.bench.ways import check
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.tasks.base import Classification
 
 WAYS = ("dense", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "topk:0.01", "threshold:0.02")
 LIMIT = 3600.0
@@ -56,6 +58,8 @@ def run(
     """Train every way, ours first; a peer is given up after ``patience`` times our best: the ratio is told then."""
     for way in ways:
         check(way)
+    if not isinstance(tasks.get(task, data_dir=data_dir), Classification):
+        raise LabError(f"{task} has no labels to be judged by: choose another --task")
     possible, reason = links(list(wanted))
     if reason:
         tell(f"no shaped links here ({reason}); measuring loopback")

@@ -4,12 +4,13 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from gradsieve.lab.papers.arm import Arm
-from gradsieve.lab.papers.entry import Context
-from gradsieve.lab.papers.sahu2021.cifar import LEAST, Method
+from gradsieve.lab.papers.entry import Context, Entry, Outcome
+from gradsieve.lab.papers.sahu2021.cifar import LEAST, Method, Stages
 from gradsieve.lab.papers.trainings import load, trained
 from gradsieve.lab.records import EpochRow
 
@@ -17,6 +18,18 @@ QUICK_EPOCHS = 2
 SEEDS = 3
 _LINE = 90  # characters under a figure of one panel
 _NOT_THEIRS = "not the paper's data"
+
+
+class View(Protocol):
+    """What a figure makes of a benchmark."""
+
+    @property
+    def key(self) -> str: ...
+
+    def stages(self, context: Context) -> Stages: ...
+
+    def __call__(self, context: Context) -> Outcome: ...
+
 
 Judge = Callable[[Sequence[EpochRow]], list[float]]
 """How good a training was after each of its epochs."""
@@ -69,6 +82,19 @@ class Benchmark:
     unit: str
     lower_is_better: bool
     batch: int | None = None
+
+    def entry(self, view: View, title: str, needs: str) -> Entry:
+        return Entry(
+            view.key,
+            title,
+            needs,
+            view,
+            check=self.check,
+            seeds=SEEDS,
+            epochs=self.epochs,
+            devices=("cpu", "cuda"),
+            stages=view.stages,
+        )
 
     def name(self, context: Context) -> str:
         return self.small if context.quick else self.task

@@ -1,7 +1,6 @@
 """Figures 2b and 5: the LSTM on WikiText-2, as in Table 3."""
 
-from gradsieve.lab.papers.entry import Entry
-from gradsieve.lab.papers.sahu2021.benchmark import SEEDS, Benchmark, perplexity
+from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, perplexity
 from gradsieve.lab.papers.sahu2021.course import Course
 from gradsieve.lab.papers.sahu2021.volume import Volume
 
@@ -21,20 +20,7 @@ _COURSE = Course(
 )  # its caption prints Figure 3's lambda; this one is Table 3's for 0.05%
 _NEEDS = "WikiText-2, and a GPU for the full scale"
 
-ENTRIES = tuple(
-    Entry(
-        view.key,
-        title,
-        _NEEDS,
-        view,
-        check=LSTM.check,
-        seeds=SEEDS,
-        epochs=LSTM.epochs,
-        devices=("cpu", "cuda"),
-        stages=view.stages,
-    )
-    for view, title in (
-        (_VOLUME, "LSTM on WikiText-2: perplexity against average density"),
-        (_COURSE, "LSTM on WikiText-2: perplexity, error and density by iteration"),
-    )
+ENTRIES = (
+    LSTM.entry(_VOLUME, "LSTM on WikiText-2: perplexity against average density", _NEEDS),
+    LSTM.entry(_COURSE, "LSTM on WikiText-2: perplexity, error and density by iteration", _NEEDS),
 )

@@ -1,7 +1,6 @@
 """Figures 2c and 6: NeuMF on MovieLens, as in Table 4."""
 
-from gradsieve.lab.papers.entry import Entry
-from gradsieve.lab.papers.sahu2021.benchmark import SEEDS, Benchmark, best_hit_rate
+from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, best_hit_rate
 from gradsieve.lab.papers.sahu2021.course import Course
 from gradsieve.lab.papers.sahu2021.volume import Volume
 from gradsieve.lab.tasks.recommendation import BATCH
@@ -21,20 +20,7 @@ _VOLUME = Volume("sahu2021/fig2c", NCF)
 _COURSE = Course("sahu2021/fig6", NCF, 2e-6)  # its caption prints Figure 3's lambda; this one is Table 4's for 7.7%
 _NEEDS = "MovieLens, and a GPU for the full scale"
 
-ENTRIES = tuple(
-    Entry(
-        view.key,
-        title,
-        _NEEDS,
-        view,
-        check=NCF.check,
-        seeds=SEEDS,
-        epochs=NCF.epochs,
-        devices=("cpu", "cuda"),
-        stages=view.stages,
-    )
-    for view, title in (
-        (_VOLUME, "NeuMF on MovieLens: Hit-Rate@10 against average density"),
-        (_COURSE, "NeuMF on MovieLens: Hit-Rate@10, error and density by iteration"),
-    )
+ENTRIES = (
+    NCF.entry(_VOLUME, "NeuMF on MovieLens: Hit-Rate@10 against average density", _NEEDS),
+    NCF.entry(_COURSE, "NeuMF on MovieLens: Hit-Rate@10, error and density by iteration", _NEEDS),
 )
