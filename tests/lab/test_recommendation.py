@@ -10,6 +10,7 @@ from torch import nn
 
 import gradsieve as gs
 from gradsieve.lab import tasks
+from gradsieve.lab.bench import training
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.runner import Options, optimizer_of, train
 from gradsieve.lab.tasks import ratings
@@ -206,3 +207,10 @@ def test_training_learns_and_repeats_itself(ranking):
 def test_it_is_a_task_that_moves(ranking):
     assert isinstance(ranking, Movable)
     assert ranking.to(torch.device("cpu")) is ranking
+
+
+def test_time_to_accuracy_refuses_a_task_without_labels_before_ranks_start(ranking, monkeypatch, tmp_path):
+    monkeypatch.setattr(training.tasks, "get", lambda name, data_dir: ranking)
+    with pytest.raises(LabError, match="films has no labels to be judged by"):
+        training.run("films", ["loopback"], tmp_path / "rows.jsonl", print)
+    assert not (tmp_path / "rows.jsonl").exists()
