@@ -102,6 +102,32 @@ def test_full_lists(rule, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize(("rule", "argument"), [("threshold", 3.0), ("topk", (60,))])
+def test_uneven_lists(rule, argument, monkeypatch):
+    """What finds its list full goes to others: nothing is read from the memory again."""
+    from gradsieve.ops import triton_work
+
+    words = []
+
+    class Watched(triton_work.Work):
+        def room(self, candidates):
+            return 50  # of their common list, which 60 ask for
+
+        def send(self, floor=None):
+            words.append(self.words_LT.clone())
+            assert self.lists == 4
+            return super().send(floor)
+
+    monkeypatch.setattr(triton_work, "ENTRIES", 32 if rule == "threshold" else 60)
+    monkeypatch.setattr("gradsieve.ops.triton.Work", Watched)
+    (grad,) = normal(1, 9 * 512, 0.1)
+    for tile in (0, 4, 8):
+        grad[0, tile * 512 : tile * 512 + 20] += 5.0
+    steps(rule, (argument,), [grad], (0, 9 * 512), slots=64)
+    assert (words[0] >= 0).all()
+
+
+@interpreted
 @pytest.mark.parametrize("k", [0, 1, 40, 1000])
 def test_topk_of_ties_and_jumps(k):
     grads = [grad.round() for grad in normal(1, 1000, 1, 100, 0)]

@@ -26,6 +26,7 @@ from gradsieve.ops.triton_sieve import (
     TILES,
     UNLISTED,
     after_the_last,
+    empty,
     key_of,
     reload,
     segment_of,
@@ -82,10 +83,7 @@ def sample(
     index = tl.where(inside, begin + place, 0)
     m = tl.load(memory + row.to(tl.int64) * memory_stride + index, mask=inside, other=0.0)
     g = tl.load(grad + row.to(tl.int64) * grad_stride + index, mask=inside, other=0.0).to(tl.float32)
-    program = row * tl.num_programs(0) + tl.program_id(0)
-    for i in range(program * WIDTH, zeros_size, tl.num_programs(0) * tl.num_programs(1) * WIDTH):
-        cell = i + tl.arange(0, WIDTH)
-        tl.store(zeros + cell, tl.zeros([WIDTH], tl.int32), mask=cell < zeros_size)
+    empty(zeros, zeros_size, WIDTH)
     tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key_of(m * decay + g * gain), -1), mask=there)
 
 

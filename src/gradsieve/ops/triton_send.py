@@ -16,7 +16,9 @@ from gradsieve.ops.triton_sieve import (
     TILE,
     TILES,
     after_the_last,
+    empty,
     key_of,
+    list_of,
     on_the_wire,
     reload,
     segment_of,
@@ -41,12 +43,12 @@ def chosen(p, index, there, limit, bounds, table, row, segments, STEPS: tl.const
 
 @triton.jit
 def unit_words(words, row, unit, tiles, n, lists, cap, UNIT: tl.constexpr):
-    """Each tile of a unit: its number, where its candidates lie (negative: it is unlisted), and how many."""
+    """Each tile of a unit: its number, its word, where its candidates lie (negative: it is unlisted), and how many."""
     tile = unit * UNIT + tl.arange(0, UNIT)
     word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
-    place = (row * lists + tile % lists).to(tl.int64) * cap + (word >> 10)
+    place = list_of(tile, (word >> 10) & 3, row, lists).to(tl.int64) * cap + (word >> 12)
     size = tl.where(word < 0, tl.minimum(n - tile * TILE, TILE), word & 1023)
-    return tile, tl.where(word < 0, -1, place), size
+    return tile, word, tl.where(word < 0, -1, place), size
 
 
 @triton.jit
@@ -105,7 +107,7 @@ def count(
     after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
-    tile, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
+    tile, word, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
     most = tl.max(tl.where(place < 0, 0, size))
     found = size * 0
     if most <= WIDE:
@@ -113,8 +115,7 @@ def count(
     else:
         for i in range(0, most, DENSE):
             found = weed(bounds, table, list_p, list_at, row, place, size, segments, i, found, STEPS, DENSE)
-    start = (place - (row * lists + tile % lists).to(tl.int64) * cap).to(tl.int32)
-    tl.store(words + row * tiles + tile, start * 1024 + found, mask=(place >= 0) & (tile < tiles))
+    tl.store(words + row * tiles + tile, word - size + found, mask=(place >= 0) & (tile < tiles))
     if tl.min(place) < 0:
         grad += row.to(tl.int64) * grad_stride
         memory += row.to(tl.int64) * memory_stride
@@ -155,15 +156,19 @@ def pack(
     bounds, table, words, list_p, list_at, nonfinite, per_unit, ends_LB,
     counts, offsets, values, wanted, nonfinite_out,
     counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
-    segments, lists, cap, tiles, blocks,
+    segments, lists, cap, tiles, blocks, zeros, zeros_size,
     LARGEST: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr,
     DENSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """What lies in the lists of one unit into its slots; the memory keeps what is not sent."""
+    """What lies in the lists of one unit into its slots; the memory keeps what is not sent.
+
+    On the way ``zeros``, the counters of the next call, are emptied.
+    """
     after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
-    tile, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
+    empty(zeros, zeros_size, UNIT)
+    tile, _, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
     bad = tl.load(nonfinite + row)
     block = unit // (TILES // UNIT)
     near = block * (TILES // UNIT) + tl.arange(0, TILES // UNIT)

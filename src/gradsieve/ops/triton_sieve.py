@@ -2,9 +2,9 @@
 
 A tile is 512 coordinates and one program's work; a block is 128 tiles. A tile's candidates (p and coordinate) are
 appended to one of ``lists`` lists, tile modulo lists, so that a gradient whose large values sit together fills all
-lists alike; ``words[tile]`` says where and how many. A tile that finds its list full is *unlisted*: later kernels read
-it from the memory. A magnitude is compared by its bits (``key``): the order of non-negative floats, with infinity and
-NaN on top.
+lists alike; one that finds its list full tries others. ``words[tile]`` says where and how many. A tile for which there
+is no room is *unlisted*: later kernels read it from the memory. A magnitude is compared by its bits (``key``): the
+order of non-negative floats, with infinity and NaN on top.
 """
 
 import triton
@@ -13,6 +13,7 @@ import triton.language as tl
 TILE: tl.constexpr = tl.constexpr(512)
 TILES: tl.constexpr = tl.constexpr(128)  # in a block
 UNLISTED: tl.constexpr = tl.constexpr(-1)
+TRIES: tl.constexpr = tl.constexpr(4)  # lists that a tile asks for room: two bits of its word
 HEAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector: entries asked for, entries never written
 REPLICAS: tl.constexpr = tl.constexpr(64)  # of the sums for the moments, against contention
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
@@ -37,9 +38,19 @@ PLAIN = [  # arguments that no version is compiled for
 
 @triton.jit
 def after_the_last(EARLY: tl.constexpr):
-    """Wait for the kernel before this one, where this one was launched ahead of its end."""
+    """Wait for the kernel before this one, where this one was launched ahead of its end; let the next one come too."""
     if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def empty(zeros, size, WIDTH: tl.constexpr):
+    """All programs together."""
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    for i in range(program * WIDTH, size, tl.num_programs(0) * tl.num_programs(1) * WIDTH):
+        cell = i + tl.arange(0, WIDTH)
+        tl.store(zeros + cell, tl.zeros([WIDTH], tl.int32), mask=cell < size)
 
 
 @triton.jit
@@ -93,11 +104,26 @@ def run_bits():
 
 
 @triton.jit
+def list_of(tile, attempt, row, lists):
+    """The list that a tile asks at this attempt."""
+    return row * lists + ((tile + attempt * 389) & (lists - 1))
+
+
+@triton.jit
+def ask(heads, line, count, cap):
+    """Where the entries of one tile start in a list. The first that does not fit leaves the list's end unwritten."""
+    start = tl.atomic_add(heads + line * HEAD, count, sem="relaxed")
+    if (start < cap) & (start + count > cap):
+        tl.store(heads + line * HEAD + 1, cap - start)
+    return start
+
+
+@triton.jit
 def collect(
     p, mine, tile, row, memory, heads, words, list_p, list_at, lists, cap, tiles,
     TAKE: tl.constexpr, WIRE: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Append the hits of one tile to its list, in index order; says how many and whether the list had room."""
+    """Append the hits of one tile to a list, in index order; says how many and whether there was room."""
     pairs = mine - ((mine >> 1) & 0x5555)
     kept = (pairs & 0x3333) + ((pairs >> 2) & 0x3333)  # how many a run, in 4 bits each
     kept = (kept & 0xF) | ((kept & 0xF0) << 4) | ((kept & 0xF00) << 8) | ((kept & 0xF000) << 12)
@@ -107,8 +133,14 @@ def collect(
     third = second + ((total >> 8) & 0xFF).to(tl.int32)
     fourth = third + ((total >> 16) & 0xFF).to(tl.int32)
     count = fourth + (total >> 24).to(tl.int32)
-    line = row * lists + tile % lists
-    start = tl.atomic_add(heads + line * HEAD, count, sem="relaxed")
+    attempt = tile * 0
+    line = list_of(tile, attempt, row, lists)
+    start = ask(heads, line, count, cap)
+    # a list that is asked for far more than it has says that all are full
+    while (start + count > cap) & (start < cap + cap // 4) & (attempt < TRIES - 1):
+        attempt += 1
+        line = list_of(tile, attempt, row, lists)
+        start = ask(heads, line, count, cap)
     place = (tl.cumsum(kept) - kept).to(tl.int32)
     most = tl.max(((kept + (kept >> 8) + (kept >> 16) + (kept >> 24)) & 0xFF).to(tl.int32))
     bit = run_bits()
@@ -136,9 +168,7 @@ def collect(
                 left_over = value - on_the_wire(value, WIRE, LARGEST).to(tl.float32)
                 tl.store(memory + index, left_over, mask=hit & (key_of(value) < INFINITE))
             left = left & (left - 1)
-    elif start < cap:  # the first that does not fit: all after it start beyond
-        tl.store(heads + line * HEAD + 1, cap - start)
-    tl.store(words + row * tiles + tile, tl.where(fits, start * 1024 + count, UNLISTED))
+    tl.store(words + row * tiles + tile, tl.where(fits, start * 4096 + attempt * 1024 + count, UNLISTED))
     return count, fits
 
 

@@ -25,6 +25,8 @@ UNIT = 32  # tiles that are counted and packed together: a quarter of a block
 # candidates of a tile that are read at once, where no tile of the unit has more and where one has
 FEW = {"WIDE": 4, "DENSE": 8, "num_warps": 1, "maxnreg": 64}  # for a threshold
 MANY = {"WIDE": 4, "DENSE": 16, "num_warps": 4, "maxnreg": 40}  # for a share of the largest, which may sit together
+ENTRIES = 4096  # of a list, while there are fewer than 1024 lists
+COUNTERS = "triton.counters"  # of the cache
 GATES = 64
 NOTHING = 0x7FFFFFFF
 MAXNREG = 80  # fewer spill, more leave too few programs in flight
@@ -78,7 +80,7 @@ class Work:
         self.blocks = cdiv(self.tiles, TILES)
         self.listing = candidates is not None
         candidates = candidates or 0
-        self.lists = min(1 << (candidates // 4096).bit_length(), 1024)
+        self.lists = min(1 << (candidates // ENTRIES).bit_length(), 1024)
         self.cap = self.room(min(candidates, self.n)) if self.listing else 1
         self.sources = grad_Ln, memory_Ln, stride(grad_Ln), stride(memory_Ln)
         self.formula = *self.sources, self.n, pending.decay, pending.gain
@@ -92,19 +94,27 @@ class Work:
         sizes += [self.workers * self.units if self.listing else 0]
         sizes += [rows * FIELDS, GATES, rows * self.copies * BINS] if by_segment else [0, 0, 0]
         sizes = [cdiv(size, 4) * 4 for size in sizes]  # 16 bytes: no version of a kernel for each misalignment
-        self.zeros = self.integers(sum(sizes))  # emptied by the first kernel of a rule by segment
-        if not by_segment:
-            self.zeros.zero_()
+        # emptied by the first kernel of a rule by segment, else by the last kernel of the call before
+        self.zeros = self.integers(sum(sizes)) if by_segment else self.counters(sum(sizes))
         self.heads, self.nonfinite_L, self.per_unit, self.table, self.gates, self.histogram = self.zeros.split(sizes)
         self.listed = self.words_LT, list_p.view(torch.float32), list_at
         self.sizes = self.segments, self.lists, self.cap, self.tiles, self.blocks
+
+    def counters(self, size: int) -> Tensor:
+        """Two sets that take turns. They are the cache's again only once the next set is sure to be emptied."""
+        sets = self.pending.cache.pop(COUNTERS, None)
+        replayed = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()  # with this set each time
+        if sets is None or len(sets[0]) != size or sets[0].device != self.device or replayed:
+            sets = torch.zeros(2, size, dtype=torch.int32, device=self.device).unbind()
+        self.next, self.lasting = sets[::-1], not replayed
+        return sets[0]
 
     def integers(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.int32, device=self.device)
 
     def room(self, candidates: int) -> int:
-        """Of one list: lists are hardly ever uneven by more than a tile, and a place in one has 21 bits."""
-        return min(cdiv(candidates, self.lists) + TILE, 2**21 - 1)
+        """Of one list: those of full lists find room in others, and a place in one has 19 bits."""
+        return min(cdiv(candidates, self.lists) + TILE, 2**19 - 1)
 
     @cached_property
     def bounds_S(self) -> Tensor:
@@ -191,8 +201,12 @@ class Work:
             slots = int(ends_LB[:, -1].max())
             into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
         parts = into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
+        next_zeros = self.heads if by_segment else self.next[0]
         sending.pack[grid](
             *self.formula, floor or 0, *rule, ends_LB, *parts, *(part.stride(0) for part in parts), into.slots,
-            *self.sizes, LARGEST=LARGEST[into.values_LK.dtype], SEGMENTED=by_segment, **options,
+            *self.sizes, next_zeros, 0 if by_segment else len(next_zeros),
+            LARGEST=LARGEST[into.values_LK.dtype], SEGMENTED=by_segment, **options,
         )  # fmt: skip
+        if not by_segment and self.lasting:
+            self.pending.cache[COUNTERS] = self.next
         return into

@@ -23,6 +23,7 @@ from gradsieve.lab.bench.ways import PEERS, peer_of, way_of
 
 WARM = 18  # steps before the first that is timed, while the memory fills and `auto` tries; what has none needs 3
 STEPS = 3  # timed steps in a row of one way, after one that is not timed
+SLOW = 5.0  # seconds a step: then one is enough, and what it needs before is lost in it
 
 
 class Backward(nn.Module):
@@ -61,17 +62,34 @@ def _backward(model: DistributedDataParallel) -> None:
     model().backward()
 
 
-def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, steps: int) -> gs.Meter:
+def _slowest(seconds: float) -> float:
+    """The same on all ranks, which decide by it how often to go on."""
+    worst = torch.tensor([seconds])
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def _warm(model: DistributedDataParallel, steps: int) -> bool:
+    """Whether this way is slow; as many steps as it needs ahead, unless it is."""
+    for _ in range(steps):
+        started = time.perf_counter()
+        _backward(model)
+        if _slowest(time.perf_counter() - started) > SLOW:
+            return True
+    return False
+
+
+def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, slow: bool) -> gs.Meter:
     """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
     options, state, hook = peer_of(way)
     watch = Watch(hook, gs.Meter())
     model = DistributedDataParallel(Backward(shapes, draws), **options)
     model.register_comm_hook(state, watch.watched)
     with watch.collectives():
-        for _ in range(3 if steps > 1 else 1):
+        for _ in range(0 if slow else 3):
             _backward(model)
         watch.meter = gs.Meter()
-        for _ in range(steps):
+        for _ in range(1 if slow else 5):
             _backward(model)
     return watch.meter
 
@@ -87,12 +105,12 @@ def main(job: dict[str, Any]) -> None:
     ways: list[str] = job["ways"]
     models: dict[str, DistributedDataParallel] = {}
     sieves: dict[str, object] = {}
+    slow: dict[str, bool] = {}
     for way in ways:
         options, install = way_of(way, float(job["threshold"]))
         models[way] = DistributedDataParallel(Backward(shapes, draws), **options)
         sieves[way] = install(models[way])
-        for _ in range(3 if way in PEERS else WARM):
-            _backward(models[way])
+        slow[way] = _warm(models[way], 3 if way in PEERS else WARM)
     samples: dict[str, list[float]] = {way: [] for way in ways}
     sent: dict[str, list[int]] = {way: [] for way in ways}
     spent = dict.fromkeys(ways, 0.0)
@@ -101,9 +119,9 @@ def main(job: dict[str, Any]) -> None:
         for way in order.sample(ways, len(ways)):
             if spent[way] > float(job["seconds"]) and round_ >= 2:
                 continue
-            steps = STEPS if spent[way] < 20 else 1
+            steps = 1 if slow[way] else STEPS
             model = models[way]
-            if spent[way] < 20:
+            if not slow[way]:
                 _backward(model)
             dist.barrier()
             before = bytes_sent(interface)
@@ -112,13 +130,11 @@ def main(job: dict[str, Any]) -> None:
                 _backward(model)
                 samples[way].append(time.perf_counter() - started)
             sent[way].append((bytes_sent(interface) - before) // steps)
-            worst = torch.tensor([sum(samples[way])])
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-            spent[way] = float(worst)
+            spent[way] = _slowest(sum(samples[way]))
     meters = {way: sieve.meter for way, sieve in sieves.items() if isinstance(sieve, gs.Sieve)}
     for way in ways:
         if way in PEERS and way != "no exchange":
-            meters[way] = _watch(way, shapes, draws, 5 if spent[way] < 20 else 1)
+            meters[way] = _watch(way, shapes, draws, slow[way])
     if rank == 0:
         totals = {way: meter.stats().total for way, meter in meters.items()}
         phases = {way: {p: s / total.steps for p, s in total.seconds.items()} for way, total in totals.items()}

@@ -1,6 +1,7 @@
 """Start the ranks of a benchmark, on test hosts joined by shaped links or on this machine, and read rank 0's result."""
 
 import json
+import re
 import socket
 import sys
 from contextlib import nullcontext
@@ -40,8 +41,15 @@ def run_ranks(module: str, job: dict[str, Any], workers: int, link: str, *, limi
                 rank.kill()
     failed = [error for rank, (_, error) in zip(ranks, outputs, strict=True) if rank.returncode]
     if failed:
-        raise LabError(f"a rank failed over {link}: {failed[0].strip().splitlines()[-1]}")
+        raise LabError(f"a rank failed over {link}: {_cause(failed)}")
     return json.loads(outputs[0][0].splitlines()[-1])
+
+
+def _cause(failed: list[str]) -> str:
+    """The line that names an error, of the first rank that has one: others only lost their neighbour."""
+    lines = [line for error in failed for line in error.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (named or lines or ["it said nothing"])[0 if named else -1].strip()
 
 
 def _free_port() -> int:

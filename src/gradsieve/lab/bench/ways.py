@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
@@ -37,13 +40,21 @@ def peer_of(name: str) -> tuple[dict[str, Any], Any, Hook]:
     if name.startswith("PowerSGD rank "):
         rank = int(name.rsplit(" ", 1)[1])
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        return {"bucket_cap_mb": 1000}, state, powerSGD_hook.powerSGD_hook  # several buckets crash it over gloo
+        return {"bucket_cap_mb": 1000}, state, _power_sgd  # several buckets crash it over gloo
     hooks: dict[str, Hook] = {
         "no exchange": debugging_hooks.noop_hook,
         "dense": default_hooks.allreduce_hook,  # what DDP does without a hook, where it can be watched
         "fp16 hook": default_hooks.fp16_compress_hook,
     }
     return {}, None, hooks[name]
+
+
+def _power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """PowerSGD starts once DDP has made its final buckets. Till then it would be dense: minutes on a slow link."""
+    if state.iter < state.start_powerSGD_iter:
+        state.maybe_increase_iter(bucket)
+        return debugging_hooks.noop_hook(None, bucket)
+    return powerSGD_hook.powerSGD_hook(state, bucket)
 
 
 def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
