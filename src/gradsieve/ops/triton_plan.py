@@ -69,9 +69,11 @@ class Sampling:
 
     @cached_property
     def candidates(self) -> int:
-        """What hardly ever exceeds those floors."""
+        """What hardly ever exceeds those floors. Neighbours of a sample are alike, so it tells less than its size."""
         triples = zip(self.ranks, self.strides, self.segments.sizes, strict=True)
-        return sum(min(size, math.ceil((rank + 3 * math.sqrt(rank)) * step)) for rank, step, size in triples)
+        return sum(
+            min(size, math.ceil((rank + max(3 * math.sqrt(rank), rank / 4)) * step)) for rank, step, size in triples
+        )
 
     @property
     def width(self) -> int:

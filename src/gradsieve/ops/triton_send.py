@@ -24,6 +24,13 @@ from gradsieve.ops.triton_sieve import (
     segment_of,
 )
 
+GROUP: tl.constexpr = tl.constexpr(128)  # units whose counts are summed up
+
+
+@triton.jit
+def groups_of(units):
+    return (units + GROUP - 1) // GROUP
+
 
 @triton.jit
 def chosen(p, index, there, limit, bounds, table, row, segments, STEPS: tl.constexpr, SEGMENTED: tl.constexpr):
@@ -99,7 +106,7 @@ def count_unlisted(
 @triton.jit(do_not_specialize=PLAIN)
 def count(
     grad, memory, grad_stride, memory_stride, n, decay, gain,
-    bounds, table, words, list_p, list_at, nonfinite, per_unit,
+    bounds, table, words, list_p, list_at, nonfinite, per_unit, per_group,
     segments, lists, cap, tiles, blocks,
     STEPS: tl.constexpr, UNIT: tl.constexpr, WIDE: tl.constexpr, DENSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -124,6 +131,29 @@ def count(
             STEPS, True, DENSE,
         )  # fmt: skip
     tl.store(per_unit + row * tl.num_programs(0) + unit, tl.sum(found))
+    tl.atomic_add(per_group + row * groups_of(tl.num_programs(0)) + unit // GROUP, tl.sum(found), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["units"])
+def groups(per_unit, per_group, units, EARLY: tl.constexpr):
+    """How many are sent of each group. Not the sieve's: its programs would all wait for the same counter."""
+    after_the_last(EARLY)
+    group = tl.program_id(0)
+    row = tl.program_id(1)
+    unit = group * GROUP + tl.arange(0, GROUP)
+    count = tl.load(per_unit + row * units + unit, mask=unit < units, other=0)
+    tl.store(per_group + row * tl.num_programs(0) + group, tl.sum(count))
+
+
+@triton.jit
+def before_group(per_group, row, group):
+    """How many are sent of the groups before this one."""
+    per_group += row * groups_of(tl.num_programs(0))
+    total = 0
+    for i in range(0, group, GROUP):
+        other = i + tl.arange(0, GROUP)
+        total += tl.sum(tl.load(per_group + other, mask=other < group, other=0))
+    return total
 
 
 @triton.jit
@@ -153,7 +183,7 @@ def put_listed(
 @triton.jit(do_not_specialize=PLAIN)
 def pack(
     grad, memory, grad_stride, memory_stride, n, decay, gain, limit,
-    bounds, table, words, list_p, list_at, nonfinite, per_unit, ends_LB,
+    bounds, table, words, list_p, list_at, nonfinite, per_unit, per_group,
     counts, offsets, values, wanted, nonfinite_out,
     counts_stride, offsets_stride, values_stride, wanted_stride, bad_stride, slots,
     segments, lists, cap, tiles, blocks, zeros, zeros_size,
@@ -171,11 +201,11 @@ def pack(
     tile, _, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
     bad = tl.load(nonfinite + row)
     block = unit // (TILES // UNIT)
-    near = block * (TILES // UNIT) + tl.arange(0, TILES // UNIT)
-    units = tl.load(per_unit + row * tl.num_programs(0) + near)
-    upto = tl.load(ends_LB + row * blocks + block)
-    before = upto - tl.sum(tl.where(near >= unit, units, 0))
+    near = unit // GROUP * GROUP + tl.arange(0, GROUP)
+    units = tl.load(per_unit + row * tl.num_programs(0) + near, mask=near < tl.num_programs(0), other=0)
+    before = before_group(per_group, row, unit // GROUP) + tl.sum(tl.where(near < unit, units, 0))
     if unit % (TILES // UNIT) == 0:
+        upto = before + tl.sum(tl.where(near // (TILES // UNIT) == block, units, 0))
         tl.store(counts + row * counts_stride + block, tl.minimum(upto, slots) - tl.minimum(before, slots))
         if block == blocks - 1:
             tl.store(wanted + row * wanted_stride, upto)
@@ -213,14 +243,13 @@ def pack(
 
 
 @triton.jit(do_not_specialize=PLAIN)
-def running(counts, ends, counts_stride, blocks, WIDTH: tl.constexpr, UNITS: tl.constexpr, EARLY: tl.constexpr):
-    """Where the elements of each block, which has UNITS counts, end among their worker's slots."""
+def running(counts, ends, counts_stride, blocks, WIDTH: tl.constexpr, EARLY: tl.constexpr):
+    """Where the elements of each block end among their worker's slots."""
     after_the_last(EARLY)
     row = tl.program_id(0)
     total = 0
     for i in range(0, blocks, WIDTH):
         block = i + tl.arange(0, WIDTH)
-        at = block[:, None] * UNITS + tl.arange(0, UNITS)[None, :]
-        count = tl.sum(tl.load(counts + row * counts_stride + at, mask=(block < blocks)[:, None], other=0), 1)
+        count = tl.load(counts + row * counts_stride + block, mask=block < blocks, other=0)
         tl.store(ends + row * blocks + block, total + tl.cumsum(count), mask=block < blocks)
         total += tl.sum(count)

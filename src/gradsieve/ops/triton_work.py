@@ -19,12 +19,12 @@ from gradsieve.ops import triton_sieve as sieving
 from gradsieve.ops.triton_plan import Plan, Sampling, bounds_of, cdiv, first_segments
 from gradsieve.types import Pending, Sparse
 
-TILE, TILES, HEAD, REPLICAS, BINS, FIELDS, CHUNK = 512, 128, 8, 64, 2048, 16, 2048
-COPIES = 4  # of the histogram of a single segment, against contention
-UNIT = 32  # tiles that are counted and packed together: a quarter of a block
-# candidates of a tile that are read at once, where no tile of the unit has more and where one has
-FEW = {"WIDE": 4, "DENSE": 8, "num_warps": 1, "maxnreg": 64}  # for a threshold
-MANY = {"WIDE": 4, "DENSE": 16, "num_warps": 4, "maxnreg": 40}  # for a share of the largest, which may sit together
+TILE, TILES, HEAD, GROUP, REPLICAS, BINS, FIELDS, CHUNK = 512, 128, 8, 128, 64, 2048, 16, 2048
+COPIES = 8  # of the histogram of a single segment, against contention
+# UNIT: tiles that are counted and packed together, a part of a block. WIDE: candidates of each that are read at once
+# where no tile of the unit has more; DENSE: where one has
+FEW = {"UNIT": 32, "WIDE": 4, "DENSE": 8, "num_warps": 1, "maxnreg": 64}  # for a threshold
+MANY = {"UNIT": 16, "WIDE": 4, "DENSE": 16, "num_warps": 2, "maxnreg": 64}  # for the largest, which may sit together
 ENTRIES = 4096  # of a list, while there are fewer than 1024 lists
 COUNTERS = "triton.counters"  # of the cache
 GATES = 64
@@ -54,14 +54,14 @@ def early(device: torch.device) -> dict[str, bool]:
     return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
 
 
-def running(counts_LU: Tensor, units: int = 1) -> Tensor:
-    """Where the elements of each block, which has so many units, end among their worker's slots."""
-    workers, blocks = len(counts_LU), counts_LU.shape[1] // units
-    ends_LB = torch.empty(workers, blocks, dtype=torch.int32, device=counts_LU.device)
+def running(counts_LB: Tensor) -> Tensor:
+    """Where the elements of each block end among their worker's slots."""
+    workers, blocks = counts_LB.shape
+    ends_LB = torch.empty(workers, blocks, dtype=torch.int32, device=counts_LB.device)
     width = min(1 << (blocks - 1).bit_length(), 4096)
     sending.running[(workers,)](
-        counts_LU, ends_LB, counts_LU.stride(0), blocks, WIDTH=width, UNITS=units, num_warps=max(width // 256, 1),
-        **early(counts_LU.device),
+        counts_LB, ends_LB, counts_LB.stride(0), blocks, WIDTH=width, num_warps=max(width // 256, 1),
+        **early(counts_LB.device),
     )  # fmt: skip
     return ends_LB
 
@@ -90,13 +90,15 @@ class Work:
         list_p, list_at = self.entries.chunk(2)
         self.copies = COPIES if self.segments == 1 else 1
         sizes = [lines * HEAD, self.workers]
-        self.units = self.blocks * (TILES // UNIT)
-        sizes += [self.workers * self.units if self.listing else 0]
+        self.packing = MANY if by_segment else FEW
+        self.units = self.blocks * (TILES // self.packing["UNIT"])
+        sizes += [self.workers * count if self.listing else 0 for count in (self.units, cdiv(self.units, GROUP))]
         sizes += [rows * FIELDS, GATES, rows * self.copies * BINS] if by_segment else [0, 0, 0]
         sizes = [cdiv(size, 4) * 4 for size in sizes]  # 16 bytes: no version of a kernel for each misalignment
         # emptied by the first kernel of a rule by segment, else by the last kernel of the call before
         self.zeros = self.integers(sum(sizes)) if by_segment else self.counters(sum(sizes))
-        self.heads, self.nonfinite_L, self.per_unit, self.table, self.gates, self.histogram = self.zeros.split(sizes)
+        self.heads, self.nonfinite_L, *counts, self.table, self.gates, self.histogram = self.zeros.split(sizes)
+        self.per_unit, self.per_group = counts
         self.listed = self.words_LT, list_p.view(torch.float32), list_at
         self.sizes = self.segments, self.lists, self.cap, self.tiles, self.blocks
 
@@ -155,9 +157,10 @@ class Work:
             *self.formula, floor or 0, self.bounds_S if by_segment else unused,
             first_segments(self.pending.segments, self.device) if by_segment else unused, self.table, self.heads,
             *self.listed, self.nonfinite_L, self.per_unit, self.moments if moments else unused, *self.sizes,
-            STEPS=self.steps, SEGMENTED=by_segment, MOMENTS=moments, TAKE=take, WIRE=WIRE[wire], LARGEST=LARGEST[wire],
-            ALIGN=math.gcd(self.sources[2], self.sources[3], 4), LISTING=self.listing, UNIT=UNIT,
-            **early(self.device), num_warps=1, maxnreg=128 if moments else MAXNREG, **PRECISE,
+            STEPS=self.steps, SEGMENTED=by_segment, MOMENTS=moments, TAKE=take, WIRE=WIRE[wire],
+            LARGEST=LARGEST[wire], ALIGN=math.gcd(self.sources[2], self.sources[3], 4), LISTING=self.listing,
+            UNIT=self.packing["UNIT"], **early(self.device), num_warps=1,
+            maxnreg=128 if moments else MAXNREG, **PRECISE,
         )  # fmt: skip
 
     def choose(self, k_S: Tensor, gated: bool = False) -> None:
@@ -190,20 +193,23 @@ class Work:
         """Pack what a sieve with this floor took, or without it what lies above the segments' limits."""
         by_segment = floor is None
         grid = self.units, self.workers
-        rule = self.bounds_S if by_segment else self.heads, self.table, *self.listed, self.nonfinite_L, self.per_unit
-        options = {"STEPS": self.steps, "UNIT": UNIT, **(MANY if by_segment else FEW), **early(self.device), **PRECISE}
+        rule = self.bounds_S if by_segment else self.heads, self.table, *self.listed, self.nonfinite_L
+        rule += self.per_unit, self.per_group
+        options = {"STEPS": self.steps, **self.packing, **early(self.device), **PRECISE}
         if by_segment:
             sending.count[grid](*self.formula, *rule, *self.sizes, **options)
-        per_LU = self.per_unit[: self.workers * self.units].view(self.workers, self.units)
-        ends_LB = running(per_LU, TILES // UNIT)
+        else:
+            sending.groups[cdiv(self.units, GROUP), self.workers](
+                self.per_unit, self.per_group, self.units, **early(self.device), num_warps=1
+            )
         into = self.pending.into
         if into is None:
-            slots = int(ends_LB[:, -1].max())
+            slots = int(self.per_unit[: self.workers * self.units].view(self.workers, -1).sum(1).max())
             into = reference.empty(self.workers, self.n, slots, self.pending.values, self.device)
         parts = into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
         next_zeros = self.heads if by_segment else self.next[0]
         sending.pack[grid](
-            *self.formula, floor or 0, *rule, ends_LB, *parts, *(part.stride(0) for part in parts), into.slots,
+            *self.formula, floor or 0, *rule, *parts, *(part.stride(0) for part in parts), into.slots,
             *self.sizes, next_zeros, 0 if by_segment else len(next_zeros),
             LARGEST=LARGEST[into.values_LK.dtype], SEGMENTED=by_segment, **options,
         )  # fmt: skip

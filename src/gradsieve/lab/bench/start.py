@@ -26,6 +26,7 @@ def run_ranks(module: str, job: dict[str, Any], workers: int, link: str, *, limi
             "MASTER_ADDR": f"{NET}.1" if shaped else "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",  # ranks are CPUs; PowerSGD waits for a GPU wherever it sees one
             # peers make large temporaries: keep their pages, so that page faults are not what is compared
             "MALLOC_MMAP_THRESHOLD_": "4294967295",
             "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -48,7 +49,7 @@ def run_ranks(module: str, job: dict[str, Any], workers: int, link: str, *, limi
 def _cause(failed: list[str]) -> str:
     """The line that names an error, of the first rank that has one: others only lost their neighbour."""
     lines = [line for error in failed for line in error.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    named = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception)\b", line)]
     return (named or lines or ["it said nothing"])[0 if named else -1].strip()
 
 
