@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,11 @@ from gradsieve.cli import main
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.papers import entries, get
 from gradsieve.lab.papers.checkpoint import Checkpoint
+from gradsieve.lab.papers.entry import Context
+from gradsieve.lab.papers.reproduce import context_of
 from gradsieve.lab.papers.summary import PAPERS, Comparison, published, read_summary
+from gradsieve.lab.papers.trainings import folder
+from gradsieve.lab.records import RESULTS
 
 KEYS = list(entries())
 NEED_DATA = {f"sahu2021/fig{name}" for name in ("7", "8", "9", "2b", "2c", "5", "6")}
@@ -189,3 +194,22 @@ def test_a_row_holds_the_papers_number_ours_and_the_gap():
     assert "p. 28" in row.source
     with pytest.raises(KeyError):
         rows.against("more", 1.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_machine_without_a_gpu_draws_what_others_trained(tmp_path, capsys):
+    entry, store = get("shi2019/fig1"), tmp_path / "store"
+    options = ["reproduce", entry.key, "--quick", "--out", str(tmp_path), "--trainings", str(store)]
+    assert main(options) == 0
+    here = context_of(entry, Context(tmp_path, trainings=store, quick=True), None)
+    there = replace(here, device="cuda")
+    arms = [arm for stage in entry.stages(here) for arm in stage]
+    for arm in arms:
+        folder(here, arm).rename(folder(there, arm))
+    (tmp_path / "fig1.png").unlink()
+    assert main([*options, "--device", "cuda"]) == 0
+    assert (tmp_path / "fig1.png").exists()
+    (folder(there, arms[-1]) / RESULTS).unlink()
+    assert main([*options, "--device", "cuda"]) == 2
+    said = capsys.readouterr().err
+    assert f"finds no GPU here, and {store} lacks 1 of the next trainings, the first of them {arms[-1].title}" in said

@@ -31,7 +31,7 @@ FEEDBACKS = {"momentum-unmasked": gs.Momentum(nesterov=True, masking=False)}
 
 @dataclass(frozen=True)
 class Options:
-    """How to run; ``batch_size`` (a worker's) and ``lr`` default to the task's recipe.
+    """How to run; ``batch_size`` (a worker's), ``lr`` and ``momentum`` default to the task's recipe.
 
     ``strict`` compares rules at exact sizes, whatever the plan of the next step's size would add. ``device`` is where
     the virtual workers live; ``compiled`` has their network compiled before, which takes half a minute or more.
@@ -49,6 +49,7 @@ class Options:
     strict: bool = True
     device: str = "cpu"
     compiled: bool = False
+    momentum: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "epochs", "batch_size"):
@@ -57,15 +58,18 @@ class Options:
                 raise LabError(f"{name} takes a whole number of at least 1, not {value}")
         if self.lr is not None and not (math.isfinite(self.lr) and self.lr > 0):
             raise LabError(f"lr takes a number above 0, not {self.lr}")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise LabError(f"momentum takes a number of at least 0 and below 1, not {self.momentum}")
         if self.compiled and self.device == "cpu":
             raise LabError("networks are compiled for a GPU only: leave out --compile, or give --device cuda")
 
     def recipe(self, task: Task) -> Recipe:
         """The task's recipe with what the user chose in its place."""
         recipe = task.recipe.fitted(self.epochs)
-        if self.feedback.startswith("momentum"):
-            # The workers apply momentum before the exchange; once more outside would square it.
-            recipe = replace(recipe, momentum=0.0, nesterov=False)
+        # Workers that apply momentum before the exchange: once more outside would square it.
+        momentum = 0.0 if self.feedback.startswith("momentum") else self.momentum
+        if momentum is not None:
+            recipe = replace(recipe, momentum=momentum, nesterov=recipe.nesterov and momentum > 0)
         return replace(recipe, lr=self.lr or recipe.lr, batch_size=self.batch_size or recipe.batch_size)
 
 

@@ -83,7 +83,7 @@ def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, slow: bool) ->
     """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
     options, state, hook = peer_of(way)
     watch = Watch(hook, gs.Meter())
-    model = DistributedDataParallel(Backward(shapes, draws), **options)
+    model = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
     model.register_comm_hook(state, watch.watched)
     with watch.collectives():
         for _ in range(0 if slow else 3):
@@ -108,7 +108,7 @@ def main(job: dict[str, Any]) -> None:
     slow: dict[str, bool] = {}
     for way in ways:
         options, install = way_of(way, float(job["threshold"]))
-        models[way] = DistributedDataParallel(Backward(shapes, draws), **options)
+        models[way] = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
         sieves[way] = install(models[way])
         slow[way] = _warm(models[way], 3 if way in PEERS else WARM)
     samples: dict[str, list[float]] = {way: [] for way in ways}

@@ -20,6 +20,7 @@ class Arm:
     exchange: str = "auto"
     batch_size: int | None = None
     lr: float | None = None
+    momentum: float | None = None
     values: str = "float32"
     strict: bool = False
 

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.papers import entries, get, plots
 from gradsieve.lab.papers.entry import Context, Entry, Outcome
 from gradsieve.lab.papers.summary import write_summary
+from gradsieve.lab.papers.trainings import missing
 from gradsieve.lab.records import write_file
 from gradsieve.lab.tasks.sources import folder_of
 from gradsieve.version import __version__
@@ -33,7 +36,22 @@ def context_of(entry: Entry, context: Context, seeds: int | None) -> Context:
     own = entry.quick_seeds if context.quick else entry.seeds
     context = replace(context, seeds=seeds or own or 1, data_dir=data_dir, started=time.perf_counter())
     entry.check(context)
+    _check_device(entry, context)
     return context
+
+
+def _check_device(entry: Entry, context: Context) -> None:
+    """A machine without the GPU can draw what others have trained, and nothing else."""
+    if context.device == "cpu" or torch.cuda.is_available():
+        return
+    if entry.stages is None:
+        raise LabError(f"device {context.device}: PyTorch finds no GPU here")
+    if lacking := missing(context, entry.stages(context)):
+        store = context.trainings or context.out / "trainings"
+        raise LabError(
+            f"device {context.device}: PyTorch finds no GPU here, and {store} lacks {len(lacking)} "
+            f"of the next trainings, the first of them {lacking[0].title}"
+        )
 
 
 def chosen(key: str | None, *, epochs: int | None, seeds: int | None, device: str) -> list[Entry]:

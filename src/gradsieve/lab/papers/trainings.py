@@ -4,7 +4,7 @@ A training has a folder of its own, and its result appears there whole or not at
 fill one store.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from gradsieve.lab.tasks import Task
 from gradsieve.lab.tasks.base import Classification, on_device
 from gradsieve.types import Rule
 
-__all__ = ["Arm", "deferred", "folder", "load", "stand_in", "trained"]
+__all__ = ["Arm", "deferred", "folder", "load", "missing", "stand_in", "trained"]
 
 QUICK_TRAIN, QUICK_TEST = 512, 200
 """Pictures of a quick run."""
@@ -49,9 +49,17 @@ def folder(context: Context, arm: Arm) -> Path:
     return (context.trainings or context.out / "trainings") / arm.folder(device=context.device, **scale)
 
 
+def missing(context: Context, stages: Iterable[Sequence[Arm]]) -> list[Arm]:
+    """The trainings of the first stage that is not whole: without them nobody knows which the next one takes."""
+    for stage in stages:
+        if lacking := [arm for arm in dict.fromkeys(stage) if _finished(context, arm) is None]:
+            return lacking
+    return []
+
+
 def load(context: Context, name: str) -> Task:
-    """A task with its data, where the trainings run; loaded once a process."""
-    return _task(name, context.data_dir, context.cache_dir, context.device, context.quick)
+    """A task with its data, loaded once a process."""
+    return _task(name, context.data_dir, context.cache_dir, context.quick)
 
 
 def stand_in(context: Context, name: str) -> str:
@@ -73,7 +81,7 @@ def deferred(run: Run) -> float:
 
 
 @cache
-def _task(name: str, data_dir: Path | None, cache_dir: Path | None, device: str, quick: bool) -> Task:
+def _task(name: str, data_dir: Path | None, cache_dir: Path | None, quick: bool) -> Task:
     task = tasks.get(name, data_dir=data_dir, cache_dir=cache_dir)
     if quick and isinstance(task, Classification) and task.train_inputs.dim() == 4:  # convolutions are slow
         train, test = _few(len(task.train_labels), QUICK_TRAIN), _few(len(task.test_labels), QUICK_TEST)
@@ -84,7 +92,13 @@ def _task(name: str, data_dir: Path | None, cache_dir: Path | None, device: str,
             test_inputs=task.test_inputs[test],
             test_labels=task.test_labels[test],
         )
-    return on_device(task, device)
+    return task
+
+
+@cache
+def _placed(name: str, data_dir: Path | None, cache_dir: Path | None, quick: bool, device: str) -> Task:
+    """The task where the trainings run: only a training needs that device, not a figure of finished ones."""
+    return on_device(_task(name, data_dir, cache_dir, quick), device)
 
 
 def _few(count: int, wanted: int) -> Tensor:
@@ -122,7 +136,7 @@ def _made(context: Context, arm: Arm) -> Iterator[tuple[int, float]]:
         if state:
             restore(training, *state)
 
-    task = load(context, arm.task)
+    task = _placed(arm.task, context.data_dir, context.cache_dir, context.quick, context.device)
     for row in run(task, gs.parse(arm.rule), _options(context, arm), _virtual(begin), name=arm.title):
         if isinstance(row, RunRow) and state:
             continue  # it is the first of the rows that were saved
@@ -149,6 +163,7 @@ def _options(context: Context, arm: Arm) -> Options:
         seed=arm.seed,
         batch_size=arm.batch_size,
         lr=arm.lr,
+        momentum=arm.momentum,
         scope=arm.scope,
         feedback=arm.feedback,
         exchange=arm.exchange,
