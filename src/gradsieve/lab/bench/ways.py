@@ -17,22 +17,27 @@ PEERS = ("no exchange", "dense", "fp16 hook", "PowerSGD rank 1", "PowerSGD rank 
 
 AUTO = "threshold:auto"
 VALUES = ("float32", "bfloat16", "float16")
+STRICT = "strict"
 
 Install = Callable[[DistributedDataParallel], object]
 
 
 def check(name: str) -> None:
     """A way that can be taken, or an error that lists what can."""
-    text, _, values = name.partition(" ")
-    if name in PEERS or text == AUTO:
+    text, *options = name.split(" ")
+    if name in PEERS:
         return
+    known = set(options) <= {*VALUES, STRICT}
     try:
-        gs.parse(text)
-        known = values in ("", *VALUES)
+        if text != AUTO:
+            gs.parse(text)
     except ValueError:
         known = False
     if not known:
-        raise LabError(f"way takes {', '.join(PEERS)}, {AUTO}, or a rule such as topk:0.001, not {name!r}")
+        raise LabError(
+            f"way takes {', '.join(PEERS)}, {AUTO}, or a rule such as topk:0.001, "
+            f"after it perhaps float32 and strict, not {name!r}"
+        )
 
 
 def peer_of(name: str) -> tuple[dict[str, Any], Any, Hook]:
@@ -60,14 +65,16 @@ def _power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
 def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
     """DDP's own options for a way, and what to do with the DDP module.
 
-    Ours are a rule's text, with bfloat16 values unless a precision follows: ``topk:0.001 float32``. ``threshold:auto``
-    is a threshold that the caller found.
+    Ours are a rule's text, with bfloat16 values unless a precision follows: ``topk:0.001 float32``; ``strict`` after it
+    agrees on sizes at every step. ``threshold:auto`` is a threshold that the caller found.
     """
     if name == "dense":
         return {}, lambda ddp: None
     if name in PEERS:
         options, state, hook = peer_of(name)
         return options, lambda ddp: ddp.register_comm_hook(state, hook)
-    text, _, values = name.partition(" ")
+    text, *chosen = name.split(" ")
     rule = gs.HardThreshold(threshold) if text == AUTO and threshold is not None else gs.parse(text)
-    return {}, lambda ddp: gs.attach(ddp, rule, values=values or "bfloat16", meter=gs.Meter(error=False))
+    values = next((option for option in chosen if option in VALUES), "bfloat16")
+    strict = STRICT in chosen
+    return {}, lambda ddp: gs.attach(ddp, rule, values=values, strict=strict, meter=gs.Meter(error=False))
