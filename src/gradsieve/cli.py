@@ -220,7 +220,12 @@ iproute2); where that cannot be had, loopback is measured. All ways run in rando
 def bench_step(
     workers: Annotated[list[int] | None, typer.Option(min=1, help="How many ranks; give it again for more.")] = None,
     link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
-    way: Annotated[list[str] | None, typer.Option(help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule ...")] = None,
+    way: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ..."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
