@@ -222,9 +222,7 @@ def bench_step(
     link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
     way: Annotated[
         list[str] | None,
-        typer.Option(
-            help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ..."
-        ),
+        typer.Option(help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ..."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
