@@ -6,11 +6,13 @@ import subprocess
 
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+import gradsieve as gs
 from gradsieve.cli import main
 from gradsieve.lab.bench import network, start
 from gradsieve.lab.bench.hosts import hosts, why_not
-from gradsieve.lab.bench.ways import check, way_of
+from gradsieve.lab.bench.ways import check, peer_of, way_of
 from gradsieve.lab.errors import LabError
 from gradsieve.ops import native, reference
 
@@ -104,10 +106,11 @@ def test_hosts_are_gone_after_an_error():
 def test_time_to_accuracy(tmp_path, capsys):
     out = tmp_path / "accuracy.jsonl"
     options = ["--task", "digits-wide", "--link", "loopback", "--target", "0.4", "--epochs", "1", "--every", "5"]
-    assert main(["bench", "accuracy", *options, "--way", "dense", "--way", "topk:0.01", "--out", str(out)]) == 0
-    ours, dense = rows_of(out)
-    assert (ours["way"], dense["way"]) == ("topk:0.01", "dense")  # ours first: others are given up by it
-    for row in (ours, dense):
+    ways = [part for way in ("dense", "PowerSGD rank 1", "topk:0.01") for part in ("--way", way)]
+    assert main(["bench", "accuracy", *options, *ways, "--out", str(out)]) == 0
+    rows = rows_of(out)
+    assert [row["way"] for row in rows] == ["topk:0.01", "PowerSGD rank 1", "dense"]  # others are given up by ours
+    for row in rows:
         assert row["seconds"] > 0
         assert row["steps"] % 5 == 0
         assert row["curve"][-1][-1] >= 0.4
@@ -134,11 +137,27 @@ def test_what_is_wrong_is_said_before_ranks_start(arguments, said, tmp_path, mon
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_ways():
+def test_ranks_that_drift_apart_have_no_time_to_tell():
+    """PowerSGD that exchanges nothing at first is for steps whose result nobody needs."""
+    options = {"target": 0.99, "epochs": 1, "every": 3, "seconds": 1.0, "seed": 0, "judged_by": 100, "data_dir": None}
+    job = {"task": "digits", "way": "no exchange", **options}
+    with pytest.raises(LabError, match="parameters differ under no exchange"):
+        start.run_ranks("gradsieve.lab.bench.accuracy", job, 2, "loopback", limit=120)
+    assert peer_of("PowerSGD rank 1")[2] is powerSGD_hook.powerSGD_hook
+    assert peer_of("PowerSGD rank 1", idle=True)[2] is not powerSGD_hook.powerSGD_hook
+
+
+def test_ways(monkeypatch):
+    attached = {}
+    monkeypatch.setattr("gradsieve.attach", lambda ddp, rule, **options: attached.update(options, rule=rule))
     check("threshold:auto float16 strict")
-    options, install = way_of("topk:0.001 float32 strict")
-    assert options == {}
-    assert callable(install)
+    for name in ("topk:0.001 float32 strict", "topk:0.001"):
+        way_of(name)[1](None)
+        exact = name.endswith("strict")
+        assert attached["strict"] == exact
+        assert attached["values"] == ("float32" if exact else "bfloat16")
+    assert way_of("threshold:auto", 0.25)[1](None) is None
+    assert attached["rule"] == gs.HardThreshold(0.25)
     with pytest.raises(LabError, match="way takes"):
         check("threshold:auto exact")
 

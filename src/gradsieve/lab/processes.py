@@ -83,7 +83,7 @@ def _start(workers: int, arguments: tuple[object, ...], failure: Path) -> None:
     try:
         elastic_launch(config, _rank)(*arguments)
     except SignalException:
-        pass  # whoever ended this run says so
+        return  # whoever ended this run says so
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         failure.write_text(f"rank {rank} failed: {str(first.message).strip().splitlines()[-1]}")

@@ -38,9 +38,8 @@ PLAIN = [  # arguments that no version is compiled for
 
 @triton.jit
 def after_the_last(EARLY: tl.constexpr):
-    """Wait for the kernel before this one, where this one was launched ahead of its end; let the next one come too."""
+    """Wait for the kernel before this one, where this one was launched ahead of its end."""
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 

@@ -81,7 +81,7 @@ def _warm(model: DistributedDataParallel, steps: int) -> bool:
 
 def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, slow: bool) -> gs.Meter:
     """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
-    options, state, hook = peer_of(way)
+    options, state, hook = peer_of(way, idle=True)
     watch = Watch(hook, gs.Meter())
     model = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
     model.register_comm_hook(state, watch.watched)
@@ -107,7 +107,7 @@ def main(job: dict[str, Any]) -> None:
     sieves: dict[str, object] = {}
     slow: dict[str, bool] = {}
     for way in ways:
-        options, install = way_of(way, float(job["threshold"]))
+        options, install = way_of(way, float(job["threshold"]), idle=True)
         models[way] = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
         sieves[way] = install(models[way])
         slow[way] = _warm(models[way], 3 if way in PEERS else WARM)

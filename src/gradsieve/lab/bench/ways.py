@@ -40,12 +40,17 @@ def check(name: str) -> None:
         )
 
 
-def peer_of(name: str) -> tuple[dict[str, Any], Any, Hook]:
-    """DDP's own options for one of PyTorch's ways, its hook's state and its hook."""
+def peer_of(name: str, *, idle: bool = False) -> tuple[dict[str, Any], Any, Hook]:
+    """DDP's own options for one of PyTorch's ways, its hook's state and its hook.
+
+    PowerSGD starts once DDP has made its final buckets, and is dense till then: minutes on a slow link. ``idle``: it
+    exchanges nothing in those steps, where nobody needs their result.
+    """
     if name.startswith("PowerSGD rank "):
         rank = int(name.rsplit(" ", 1)[1])
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        return {"bucket_cap_mb": 1000}, state, _power_sgd  # several buckets crash it over gloo
+        hook = _idle_at_first if idle else powerSGD_hook.powerSGD_hook
+        return {"bucket_cap_mb": 1000}, state, hook  # several buckets crash it over gloo
     hooks: dict[str, Hook] = {
         "no exchange": debugging_hooks.noop_hook,
         "dense": default_hooks.allreduce_hook,  # what DDP does without a hook, where it can be watched
@@ -54,16 +59,15 @@ def peer_of(name: str) -> tuple[dict[str, Any], Any, Hook]:
     return {}, None, hooks[name]
 
 
-def _power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """PowerSGD starts once DDP has made its final buckets. Till then it would be dense: minutes on a slow link."""
+def _idle_at_first(state: Any, bucket: GradBucket) -> Future[Tensor]:
     if state.iter < state.start_powerSGD_iter:
         state.maybe_increase_iter(bucket)
         return debugging_hooks.noop_hook(None, bucket)
     return powerSGD_hook.powerSGD_hook(state, bucket)
 
 
-def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], Install]:
-    """DDP's own options for a way, and what to do with the DDP module.
+def way_of(name: str, threshold: float | None = None, *, idle: bool = False) -> tuple[dict[str, Any], Install]:
+    """DDP's own options for a way, and what to do with the DDP module; ``idle`` as for ``peer_of``.
 
     Ours are a rule's text, with bfloat16 values unless a precision follows: ``topk:0.001 float32``; ``strict`` after it
     agrees on sizes at every step. ``threshold:auto`` is a threshold that the caller found.
@@ -71,7 +75,7 @@ def way_of(name: str, threshold: float | None = None) -> tuple[dict[str, Any], I
     if name == "dense":
         return {}, lambda ddp: None
     if name in PEERS:
-        options, state, hook = peer_of(name)
+        options, state, hook = peer_of(name, idle=idle)
         return options, lambda ddp: ddp.register_comm_hook(state, hook)
     text, *chosen = name.split(" ")
     rule = gs.HardThreshold(threshold) if text == AUTO and threshold is not None else gs.parse(text)

@@ -117,11 +117,8 @@ def _cached(archive: Path, cache_dir: Path | None) -> Arrays:
     about = archive.stat()
     key = hashlib.sha256(f"{archive.name} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:16]
     cache = directory / f"cifar10-{key}.npz"
-    try:
-        with np.load(cache, allow_pickle=False) as kept:
-            return {name: kept[name] for name in _KEYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # not there yet, or damaged: made anew below
+    if kept := _kept(cache):
+        return kept
     arrays = from_archive(archive)
     try:
         _write_atomically(cache, arrays)
@@ -129,6 +126,15 @@ def _cached(archive: Path, cache_dir: Path | None) -> Arrays:
         if cache_dir is not None:
             raise LabError(f"cannot write to the cache directory {cache_dir}: {error.strerror}") from error
     return arrays
+
+
+def _kept(cache: Path) -> Arrays | None:
+    """What an earlier run decoded; None where it is not there, or damaged."""
+    try:
+        with np.load(cache, allow_pickle=False) as kept:
+            return {name: kept[name] for name in _KEYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
 
 
 def _write_atomically(path: Path, arrays: Arrays) -> None:
