@@ -54,6 +54,24 @@ def test_a_wrong_op_gets_no_figure(tmp_path, monkeypatch, capsys):
     assert "topk cold" in told
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--repeats", "1"], "argument --repeats: takes a whole number of at least 2, not '1'"),
+        (["--sizes", "0"], "argument --sizes: takes a whole number of at least 1, not '0'"),
+        (["--densities", "2"], "argument --densities: takes a number above 0 and up to 1, not '2'"),
+        (["--steps", "1"], "argument --steps: takes 0 or at least 2 on cpu, not 1"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+    ],
+)
+def test_a_wrong_option_of_ops_gets_one_line(arguments, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "ops", *arguments])
+    told = capsys.readouterr().err
+    assert told.startswith(f"gradsieve: {said}")
+    assert told.count("\n") == 1
+
+
 def test_steps_of_all_kinds_of_ways(tmp_path, capsys):
     out, plot, page = tmp_path / "step.jsonl", tmp_path / "step.png", tmp_path / "step.md"
     ways = ["no exchange", "dense", "PowerSGD rank 1", "topk:0.001", "threshold:auto strict"]

@@ -10,14 +10,14 @@ them.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -25,7 +25,7 @@ from gradsieve import ops
 from gradsieve.lab.bench.clock import Clock
 from gradsieve.lab.bench.contenders import Bench, Contender
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.sequence import sequence
+from gradsieve.lab.bench.sequence import UNTIMED, sequence
 
 
 @dataclass(frozen=True)
@@ -138,17 +138,53 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(argv: Sequence[str] | None = None) -> list[Row]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"gradsieve: {message}\n")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"takes a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    return number
+
+
+def density(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"takes a number above 0 and up to 1, not {text!r}")
+    return value
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 11_200_000])
-    parser.add_argument("--densities", type=float, nargs="+", default=[0.001, 0.01])
-    parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--steps", type=int, default=200, help="of the trainings with feedback; 0: none")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000])
+    parser.add_argument("--densities", type=density, nargs="+", default=[0.001, 0.01])
+    parser.add_argument("--repeats", type=at_least(2), default=25)
+    parser.add_argument("--steps", type=at_least(0), default=200, help="of the trainings with feedback; 0: none")
+    parser.add_argument("--threads", type=at_least(1), default=1)
     parser.add_argument("--clock", default="wall", choices=["wall", "thread"], help="thread: on a shared machine")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"))
     options = parser.parse_args(argv)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("device cuda: PyTorch finds no GPU here")
+    least = UNTIMED[options.device] + 2
+    if 0 < options.steps < least:
+        parser.error(f"argument --steps: takes 0 or at least {least} on {options.device}, not {options.steps}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> list[Row]:
+    options = parsed(argv)
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     rows: list[Row] = []
