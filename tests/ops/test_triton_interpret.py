@@ -102,6 +102,19 @@ def test_full_lists(rule, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("room", [40, 200, 400])
+def test_full_lists_beside_a_segment_of_zeros(room, monkeypatch):
+    """Segments share a tile: of one all must be read from the memory, of its neighbour only what found no room."""
+    from gradsieve.ops.triton_work import Work
+
+    monkeypatch.setattr(Work, "room", lambda *_: room)
+    (grad,) = normal(1, 3000, 1)
+    grad = grad.round()  # ties, which take the selection through all its levels
+    grad[0, :700] = 0
+    steps("topk", ((300, 100, 14),), [grad], (0, 700, 1500, 3000), decay=0.0)
+
+
+@interpreted
 @pytest.mark.parametrize(("rule", "argument"), [("threshold", 3.0), ("topk", (60,))])
 def test_uneven_lists(rule, argument, monkeypatch):
     """What finds its list full goes to others: nothing is read from the memory again."""

@@ -21,6 +21,7 @@ from gradsieve.ops.triton_sieve import (
     STATE,
     TILE,
     TILES,
+    WHOLE,
     key_of,
     reload,
     segment_of,
@@ -199,7 +200,7 @@ def settle(
         at = table + job * FIELDS
         lacks = incomplete(at)
         if lacks:
-            tl.store(at + LACKING, 1)
+            tl.store(at + LACKING, WHOLE)
             tl.store(lacking + TURNS + 1, 1)
         if GAUSSIAN == 0:
             many = (tl.load(at + FOUND).to(tl.float64) > tl.load(bands + s * 5 + 1)) & (tl.load(wants + s) > 0)
@@ -215,6 +216,6 @@ def settle(
             first = segment_of(bounds, begin, segments, STEPS)
             last = segment_of(bounds, stop - 1, segments, STEPS)
             for s in range(first, last + 1):
-                if tl.load(table + (row * segments + s) * FIELDS + LACKING) != 0:
+                if tl.load(table + (row * segments + s) * FIELDS + LACKING) == WHOLE:
                     low = tl.maximum(tl.load(bounds + s), begin).to(tl.int32)
                     unlist(words, row, low, tl.minimum(tl.load(bounds + s + 1), stop).to(tl.int32), tiles)

@@ -1,6 +1,7 @@
 """Kernels that find a limit for each segment: a floor from a sample ahead of the sieve, then exactly the k largest.
 
-The selection is a radix select over the sieve's lists; a segment whose lists lack something is read from the memory.
+The selection is a radix select over the sieve's lists. Tiles that found no room there are read from the memory, and a
+segment whose floor was too high is, as a whole.
 Nothing waits for the host: what a step does not need finds its gate shut. A segment's choice is ``key > LIMIT``, and of
 the keys equal to it those whose age (high for low coordinates) is at least ``AGE``.
 """
@@ -11,6 +12,7 @@ import triton.language as tl
 from gradsieve.ops.triton_sieve import (
     AGE,
     BASE,
+    DISUSED,
     FIELDS,
     FLOOR,
     HEAD,
@@ -21,10 +23,12 @@ from gradsieve.ops.triton_sieve import (
     NOTHING,
     PLAIN,
     SHIFT,
+    SOME,
     STATE,
     TILE,
     TILES,
     UNLISTED,
+    WHOLE,
     after_the_last,
     empty,
     key_of,
@@ -178,12 +182,47 @@ def tally_list(
         s = segment_of(bounds, index, segments, STEPS)
         at = table + (row * segments + s) * FIELDS
         first = tl.load(bounds + s).to(tl.int32)
-        there = there & (tl.load(at + LACKING) == 0)
+        there = there & (tl.load(at + LACKING) != WHOLE)
         if SAMPLED:
             size = tl.load(bounds + s + 1).to(tl.int32) - first
             there = there & in_sample(index - first, size, start, step)
         hit, bin = ballot(key, NEWEST - (index - first), there, at, False, level)
         vote(histogram, row * segments + s, bin, hit, COPIES)
+
+
+@triton.jit
+def overflowed(heads, lines, cap, WIDTH: tl.constexpr):
+    """Whether a list was ever asked for more than it has."""
+    most = 0
+    for i in range(0, lines, WIDTH):
+        line = i + tl.arange(0, WIDTH)
+        most = tl.maximum(most, tl.max(tl.load(heads + line * HEAD, mask=line < lines, other=0)))
+    return most > cap
+
+
+@triton.jit
+def tally_unlisted(
+    grad, memory, n, decay, gain, bounds, table, words, bad, histogram, row, block, segments, tiles, level, start, step,
+    STEPS: tl.constexpr, COPIES: tl.constexpr, SAMPLED: tl.constexpr,
+):  # fmt: skip
+    """One level's histogram of the tiles of one block that found no room in the lists."""
+    tile = block * TILES + tl.arange(0, TILES)
+    word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
+    if tl.max((word == UNLISTED).to(tl.int32)) > 0:
+        for i in range(TILES):
+            if tl.sum(tl.where(tile == block * TILES + i, word, 0)) == UNLISTED:
+                index = (block * TILES + i) * TILE + tl.arange(0, TILE)
+                inside = index < n
+                s = segment_of(bounds, tl.where(inside, index, 0), segments, STEPS)
+                at = table + (row * segments + s) * FIELDS
+                first = tl.load(bounds + s).to(tl.int32)
+                key = key_of(reload(memory, grad, index, inside, decay, gain, bad))
+                there = inside & (key > tl.load(at + FLOOR)) & (tl.load(at + LACKING) == SOME)
+                if SAMPLED:
+                    size = tl.load(bounds + s + 1).to(tl.int32) - first
+                    there = there & in_sample(index - first, size, start, step)
+                hit, bin = ballot(key, NEWEST - (index - first), there, at, False, level)
+                vote(histogram, row * segments + s, bin, hit, COPIES)
 
 
 @triton.jit
@@ -198,7 +237,7 @@ def tally_memory(
     last = segment_of(bounds, stop - 1, segments, STEPS)
     for s in range(first, last + 1):
         at = table + (row * segments + s) * FIELDS
-        if (tl.load(at + LACKING) != 0) & (tl.load(at + STATE) != CLOSED):
+        if (tl.load(at + LACKING) == WHOLE) & (tl.load(at + STATE) != CLOSED):
             first_at = tl.load(bounds + s).to(tl.int32)
             end = tl.load(bounds + s + 1).to(tl.int32)
             low = tl.maximum(first_at, begin)
@@ -225,7 +264,8 @@ def tally_memory(
 def unlist(words, row, low, high, tiles):
     """Later kernels read these coordinates, all of one block, from the memory."""
     tile = low // TILE + tl.arange(0, TILES)
-    tl.store(words + row * tiles + tile, tl.full([TILES], UNLISTED, tl.int32), mask=tile * TILE < high)
+    word = tl.load(words + row * tiles + tile, mask=tile * TILE < high, other=UNLISTED)
+    tl.store(words + row * tiles + tile, tl.full([TILES], DISUSED, tl.int32), mask=word >= 0)
 
 
 @triton.jit
@@ -261,7 +301,7 @@ def narrow(
 ):  # fmt: skip
     """Go into the bin that holds the wanted rank; close the segment where the whole bin is wanted."""
     at = table + (row * segments + s) * FIELDS
-    from_memory = tl.load(at + LACKING) != 0
+    from_memory = tl.load(at + LACKING) == WHOLE
     turn = tl.where(level < AGES, OPEN, TIED)
     rank = tl.load(wants + s)
     open = tl.load(at + STATE) == turn
@@ -276,7 +316,7 @@ def narrow(
             base, shift, _ = span(at, from_memory, level)
             inner, over, inside, total = wanted_bin(histogram, row * segments + s, wanted, COPIES)
             if (phase == 0) & ((total < wanted) | (inner == BINS - 1)):
-                tl.store(at + LACKING, 1)
+                tl.store(at + LACKING, WHOLE)
                 tl.store(gates + 1, 1)
             else:
                 none = wanted == 0
@@ -311,11 +351,12 @@ def choose(
 ):  # fmt: skip
     """The limit and age of exactly ``wants`` of each open segment. GATED: perhaps there is none.
 
-    Phases: level 0 from the lists; level 0 from the memory where they lacked something; levels 1 to 5 from both.
+    Phases: level 0 from the lists; level 0 from the memory where the floor was too high; levels 1 to 5 from both.
     SAMPLED: the value that ``wants`` exceed in proportion in a strided sample, and nothing is closed.
     """
     turn = 1
     lines = lists * workers
+    full = overflowed(heads, lines, cap, CHUNK // 2)
     for phase in range(7):
         level = tl.maximum(phase - 1, 0)
         run = tl.load(gates + phase) != 0
@@ -327,6 +368,13 @@ def choose(
                     tally_list(
                         bounds, table, heads, list_p, list_at, histogram, job % lines, job // lines * CHUNK, segments,
                         lists, cap, level, start, step, STEPS, COPIES, SAMPLED,
+                    )  # fmt: skip
+                for job in range(tl.program_id(0), tl.where(full, blocks * workers, 0), tl.num_programs(0)):
+                    row = job // blocks
+                    tally_unlisted(
+                        grad + row.to(tl.int64) * grad_stride, memory + row.to(tl.int64) * memory_stride, n, decay,
+                        gain, bounds, table, words, tl.load(nonfinite + row), histogram, row, job % blocks, segments,
+                        tiles, level, start, step, STEPS, COPIES, SAMPLED,
                     )  # fmt: skip
             if (phase > 0) & (tl.load(gates + 1) != 0):
                 for job in range(tl.program_id(0), blocks * workers, tl.num_programs(0)):

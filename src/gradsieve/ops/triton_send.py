@@ -49,13 +49,18 @@ def chosen(p, index, there, limit, bounds, table, row, segments, STEPS: tl.const
 
 
 @triton.jit
-def unit_words(words, row, unit, tiles, n, lists, cap, UNIT: tl.constexpr):
-    """Each tile of a unit: its number, its word, where its candidates lie (negative: it is unlisted), and how many."""
+def unit_words(words, row, unit, tiles, UNIT: tl.constexpr):
+    """The tiles of a unit and their words."""
     tile = unit * UNIT + tl.arange(0, UNIT)
-    word = tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
+    return tile, tl.load(words + row * tiles + tile, mask=tile < tiles, other=0)
+
+
+@triton.jit
+def places(tile, word, row, n, lists, cap):
+    """Where each tile's candidates lie (negative: it is unlisted), and how many."""
     place = list_of(tile, (word >> 10) & 3, row, lists).to(tl.int64) * cap + (word >> 12)
     size = tl.where(word < 0, tl.minimum(n - tile * TILE, TILE), word & 1023)
-    return tile, word, tl.where(word < 0, -1, place), size
+    return tl.where(word < 0, -1, place), size
 
 
 @triton.jit
@@ -114,7 +119,8 @@ def count(
     after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
-    tile, word, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
+    tile, word = unit_words(words, row, unit, tiles, UNIT)
+    place, size = places(tile, word, row, n, lists, cap)
     most = tl.max(tl.where(place < 0, 0, size))
     found = size * 0
     if most <= WIDE:
@@ -146,17 +152,6 @@ def groups(per_unit, per_group, units, EARLY: tl.constexpr):
 
 
 @triton.jit
-def before_group(per_group, row, group):
-    """How many are sent of the groups before this one."""
-    per_group += row * groups_of(tl.num_programs(0))
-    total = 0
-    for i in range(0, group, GROUP):
-        other = i + tl.arange(0, GROUP)
-        total += tl.sum(tl.load(per_group + other, mask=other < group, other=0))
-    return total
-
-
-@triton.jit
 def put(p, index, hit, slot, memory, offsets, values, slots, taken, LARGEST: tl.constexpr):
     """Send p from this slot, as far as there are slots, and leave the rounding in the memory.
 
@@ -170,14 +165,33 @@ def put(p, index, hit, slot, memory, offsets, values, slots, taken, LARGEST: tl.
     tl.store(memory + index, left, mask=hit & (room ^ taken) & (key_of(p) < INFINITE))
 
 
-@triton.jit
-def put_listed(
-    memory, list_p, list_at, place, size, i, slot, offsets, values, slots,
-    LARGEST: tl.constexpr, TAKEN: tl.constexpr, WIDTH: tl.constexpr,
+@triton.jit(noinline=True)  # so that it takes no registers from the units with few
+def pack_many(
+    grad, memory, n, decay, gain, limit, bounds, table, words, list_p, list_at, bad, offsets, values, slots,
+    row, unit, before, segments, lists, cap, tiles,
+    LARGEST: tl.constexpr, STEPS: tl.constexpr, SEGMENTED: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    p, index, there = listed(list_p, list_at, place, size, i, WIDTH)
-    at = slot[:, None] + i + tl.arange(0, WIDTH)[None, :]
-    put(p, index, there, at, memory, offsets, values, slots, there & TAKEN, LARGEST)
+    """A unit with a tile that has many candidates, or is unlisted."""
+    tile, word = unit_words(words, row, unit, tiles, UNIT)
+    place, size = places(tile, word, row, n, lists, cap)
+    found = size
+    if tl.min(place) < 0:
+        found = tl.where(place < 0, 0, size) + count_unlisted(
+            grad, memory, decay, gain, limit, bounds, table, bad, row, tile, place, size, segments, STEPS, SEGMENTED,
+            DENSE,
+        )  # fmt: skip
+        slot = before + tl.cumsum(found) - found
+        for i in range(0, TILE, DENSE):
+            p, index, there = unlisted(grad, memory, decay, gain, bad, tile, place, size, i, DENSE)
+            one = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED).to(tl.int32)
+            at = slot[:, None] + tl.cumsum(one, 1) - one
+            put(p, index, one > 0, at, memory, offsets, values, slots, one < 0, LARGEST)
+            slot += tl.sum(one, 1)
+    begin = before + tl.cumsum(found) - found
+    for i in range(0, tl.max(tl.where(place < 0, 0, size)), DENSE):
+        p, index, there = listed(list_p, list_at, place, size, i, DENSE)
+        at = begin[:, None] + i + tl.arange(0, DENSE)[None, :]
+        put(p, index, there, at, memory, offsets, values, slots, there & (SEGMENTED == 0), LARGEST)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -197,49 +211,41 @@ def pack(
     after_the_last(EARLY)
     unit = tl.program_id(0)
     row = tl.program_id(1)
+    # all that does not wait for something else is on its way before anything is looked at
+    tile, word = unit_words(words, row, unit, tiles, UNIT)
     empty(zeros, zeros_size, UNIT)
-    tile, _, place, size = unit_words(words, row, unit, tiles, n, lists, cap, UNIT)
     bad = tl.load(nonfinite + row)
-    block = unit // (TILES // UNIT)
-    near = unit // GROUP * GROUP + tl.arange(0, GROUP)
+    group = unit // GROUP
+    near = group * GROUP + tl.arange(0, GROUP)
     units = tl.load(per_unit + row * tl.num_programs(0) + near, mask=near < tl.num_programs(0), other=0)
-    before = before_group(per_group, row, unit // GROUP) + tl.sum(tl.where(near < unit, units, 0))
+    per_group += row * groups_of(tl.num_programs(0))
+    far = tl.arange(0, GROUP)
+    groups = tl.load(per_group + far, mask=far < group, other=0)
+    place, size = places(tile, word, row, n, lists, cap)
+    few = tl.max(tl.where(place < 0, TILE, size)) <= WIDE
+    p, index, there = listed(list_p, list_at, place, tl.where(few, size, 0), 0, WIDE)
+    before = tl.sum(groups) + tl.sum(tl.where(near < unit, units, 0))
+    for i in range(GROUP, group, GROUP):
+        before += tl.sum(tl.load(per_group + i + far, mask=i + far < group, other=0))
+    block = unit // (TILES // UNIT)
     if unit % (TILES // UNIT) == 0:
         upto = before + tl.sum(tl.where(near // (TILES // UNIT) == block, units, 0))
         tl.store(counts + row * counts_stride + block, tl.minimum(upto, slots) - tl.minimum(before, slots))
         if block == blocks - 1:
             tl.store(wanted + row * wanted_stride, upto)
             tl.store(nonfinite_out + row * bad_stride, bad)
-    if tl.sum(tl.where(near == unit, units, 0)) > 0:
-        memory += row.to(tl.int64) * memory_stride
-        offsets += row.to(tl.int64) * offsets_stride
-        values += row.to(tl.int64) * values_stride
-        found = size
-        if tl.min(place) < 0:
-            grad += row.to(tl.int64) * grad_stride
-            found = tl.where(place < 0, 0, size) + count_unlisted(
-                grad, memory, decay, gain, limit, bounds, table, bad, row, tile, place, size, segments, STEPS,
-                SEGMENTED, DENSE,
-            )  # fmt: skip
-            slot = before + tl.cumsum(found) - found
-            for i in range(0, TILE, DENSE):
-                p, index, there = unlisted(grad, memory, decay, gain, bad, tile, place, size, i, DENSE)
-                one = chosen(p, index, there, limit, bounds, table, row, segments, STEPS, SEGMENTED).to(tl.int32)
-                at = slot[:, None] + tl.cumsum(one, 1) - one
-                put(p, index, one > 0, at, memory, offsets, values, slots, one < 0, LARGEST)
-                slot += tl.sum(one, 1)
-        begin = before + tl.cumsum(found) - found
-        most = tl.max(tl.where(place < 0, 0, size))
-        if most <= WIDE:
-            put_listed(
-                memory, list_p, list_at, place, size, 0, begin, offsets, values, slots, LARGEST, SEGMENTED == 0, WIDE
-            )
-        else:
-            for i in range(0, most, DENSE):
-                put_listed(
-                    memory, list_p, list_at, place, size, i, begin, offsets, values, slots, LARGEST, SEGMENTED == 0,
-                    DENSE,
-                )  # fmt: skip
+    memory += row.to(tl.int64) * memory_stride
+    offsets += row.to(tl.int64) * offsets_stride
+    values += row.to(tl.int64) * values_stride
+    if few:
+        slot = (before + tl.cumsum(size) - size)[:, None] + tl.arange(0, WIDE)[None, :]
+        put(p, index, there, slot, memory, offsets, values, slots, there & (SEGMENTED == 0), LARGEST)
+    else:
+        grad += row.to(tl.int64) * grad_stride
+        pack_many(
+            grad, memory, n, decay, gain, limit, bounds, table, words, list_p, list_at, bad, offsets, values, slots,
+            row, unit, before, segments, lists, cap, tiles, LARGEST, STEPS, SEGMENTED, UNIT, DENSE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=PLAIN)

@@ -12,7 +12,8 @@ import triton.language as tl
 
 TILE: tl.constexpr = tl.constexpr(512)
 TILES: tl.constexpr = tl.constexpr(128)  # in a block
-UNLISTED: tl.constexpr = tl.constexpr(-1)
+UNLISTED: tl.constexpr = tl.constexpr(-1)  # as a word: there was no room
+DISUSED: tl.constexpr = tl.constexpr(-2)  # there was, but its segment is read from the memory
 TRIES: tl.constexpr = tl.constexpr(4)  # lists that a tile asks for room: two bits of its word
 HEAD: tl.constexpr = tl.constexpr(8)  # a list's head has a memory sector: entries asked for, entries never written
 REPLICAS: tl.constexpr = tl.constexpr(64)  # of the sums for the moments, against contention
@@ -20,7 +21,7 @@ INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
 NOTHING: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # as a floor, a limit or an age: none is above
 NEWEST: tl.constexpr = tl.constexpr(0x7FFFFFFE)  # "age" of a segment's first coordinate; equals go by age
 FLOOR: tl.constexpr = tl.constexpr(0)  # fields of a segment in the table: candidates' keys exceed it
-LACKING: tl.constexpr = tl.constexpr(1)  # its candidates are not all in the lists
+LACKING: tl.constexpr = tl.constexpr(1)  # its candidates are not all in the lists: SOME tiles are unlisted, or WHOLE
 STATE: tl.constexpr = tl.constexpr(2)
 NEED: tl.constexpr = tl.constexpr(3)
 BASE: tl.constexpr = tl.constexpr(4)
@@ -29,6 +30,8 @@ LIMIT: tl.constexpr = tl.constexpr(6)
 AGE: tl.constexpr = tl.constexpr(7)
 FOUND: tl.constexpr = tl.constexpr(8)
 FIELDS: tl.constexpr = tl.constexpr(16)
+SOME: tl.constexpr = tl.constexpr(1)
+WHOLE: tl.constexpr = tl.constexpr(2)
 PLAIN = [  # arguments that no version is compiled for
     "n", "floor", "limit", "segments", "lists", "cap", "tiles", "blocks", "slots", "kept", "samples", "workers",
     "counts_stride", "offsets_stride", "values_stride", "wanted_stride", "bad_stride", "before_stride", "start", "step",
@@ -161,13 +164,14 @@ def collect(
             hit = low != 0
             value = value.to(tl.float32, bitcast=True)
             index = first + run * 128 + (at & 3)
-            tl.store(list_p + rank, value, mask=hit)
-            tl.store(list_at + rank, index, mask=hit)
+            tl.store(list_p + rank, value, mask=hit, eviction_policy="evict_last")  # read again, unlike the rest
+            tl.store(list_at + rank, index, mask=hit, eviction_policy="evict_last")
             if TAKE:
                 left_over = value - on_the_wire(value, WIRE, LARGEST).to(tl.float32)
                 tl.store(memory + index, left_over, mask=hit & (key_of(value) < INFINITE))
             left = left & (left - 1)
-    tl.store(words + row * tiles + tile, tl.where(fits, start * 4096 + attempt * 1024 + count, UNLISTED))
+    word = tl.where(fits, start * 4096 + attempt * 1024 + count, UNLISTED)
+    tl.store(words + row * tiles + tile, word, eviction_policy="evict_last")
     return count, fits
 
 
@@ -239,9 +243,9 @@ def sieve(
                 tl.atomic_add(per_unit + row * (blocks * (TILES // UNIT)) + tile // UNIT, count, sem="relaxed")
             else:
                 for s in range(first, tl.where(fits, first, last + 1)):
-                    tl.store(table + (row * segments + s) * FIELDS + LACKING, 1)
+                    tl.store(table + (row * segments + s) * FIELDS + LACKING, SOME)
         else:
-            tl.store(words + row * tiles + tile, 0)
+            tl.store(words + row * tiles + tile, 0, eviction_policy="evict_last")
 
 
 @triton.jit
