@@ -9,8 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from itertools import accumulate
-from math import prod
 from pathlib import Path
 
 import torch
@@ -19,11 +17,9 @@ from torch import Tensor
 import gradsieve as gs
 from gradsieve import ops
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.shapes import gpt2_small, resnet18, resnet50
+from gradsieve.lab.bench.shapes import NETWORKS, tensors
 from gradsieve.ops.reference import empty
 from gradsieve.types import Pending, Segments, Turn
-
-MODELS = {"ResNet-18": resnet18, "ResNet-50": resnet50, "GPT-2 small": gpt2_small}
 
 
 def main() -> None:
@@ -36,9 +32,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     torch.set_num_threads(1)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    for model, shapes in MODELS.items():
-        bounds = tuple(accumulate((prod(shape) for shape in shapes()), initial=0))
-        segments = Segments(bounds, tuple(range(len(bounds) - 1)))
+    for model in NETWORKS:
+        segments = tensors(model)
         for row in measure(segments, arguments.density, device, arguments.repeats):
             row |= {
                 "date": datetime.now(UTC).date().isoformat(),

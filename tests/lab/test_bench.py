@@ -37,6 +37,16 @@ def test_ops_are_timed_against_the_memory(tmp_path):
     assert (tmp_path / "ops-cpu.png").exists()
 
 
+def test_ops_by_layers_over_the_tensors_of_a_network(tmp_path):
+    out = tmp_path / "ops.jsonl"
+    options = ["--sizes", "20000", "--networks", "ResNet-18", "--densities", "0.001", "--steps", "0", "--repeats", "2"]
+    assert main(["bench", "ops", *options, "--out", str(out)]) == 0
+    rows = {row["op"]: row for row in rows_of(out) if row["network"] == "ResNet-18"}
+    layered = {f"{rule} layer-wise repeated" for rule in ("topk", "gaussiank", "sampledk")}
+    assert set(rows) == {"add", "threshold", "threshold layer-wise", "randomk layer-wise", *layered}
+    assert {row["n"] for row in rows.values()} == {11_173_962}
+
+
 @pytest.mark.skipif(not native.available(), reason="no compiled library")
 def test_a_wrong_op_gets_no_figure(tmp_path, monkeypatch, capsys):
     def forgetful(pending, threshold):

@@ -52,7 +52,7 @@ class Case:
         self.segments = segments_of(size, pieces)
         dtype = options.pop("grad", torch.float32)
         self.grad_Ln = data(kind, workers, size, seed).to(dtype)
-        self.memory_Ln = data("normal", workers, size, seed + 1) * 0.3
+        self.memory_Ln = (data("normal", workers, size, seed + 1) * 0.3).to(options.pop("memory", torch.float32))
         self.options = options
         self.cache = {}
 
@@ -151,6 +151,33 @@ def test_every_precision(fast, grad, values, kind):
     case.check("topk", (670,))
     case.check("randomk", (900,), torch.tensor([[5], [6]]))
     case.check("take", torch.arange(500).expand(2, -1))
+
+
+@pytest.mark.parametrize("memory", DTYPES[1:])
+@pytest.mark.parametrize("values", DTYPES)
+@pytest.mark.parametrize("slots", [300, 900])
+def test_memory_in_the_gradients_precision(fast, memory, values, slots):
+    case = Case(fast, 2, 67_003, grad=memory, memory=memory, values=values, decay=0.7, gain=1.3, slots=slots, pieces=3)
+    k_S = ks(case.segments, 0.01)
+    case.check("threshold", 2.0)
+    case.check("topk", k_S)
+    case.check("gaussiank", k_S)
+    case.check("sampledk", k_S, 10, 3)
+    case.check("randomk", k_S, torch.arange(2 * len(k_S)).view(2, -1))
+    case.check("take", torch.arange(500).expand(2, -1))
+
+
+@pytest.mark.parametrize("memory", DTYPES[1:])
+@pytest.mark.parametrize("values", DTYPES)
+def test_taking_back_in_the_gradients_precision(fast, memory, values):
+    case = Case(fast, 2, 70_001, grad=memory, memory=memory, values=values, decay=0.7, gain=1.3)
+    sent, ours, oracle, theirs = case.run("threshold", 1.0)
+    for pending, sparse, ops in ((ours, sent, case.fast.ops), (theirs, oracle, reference)):
+        ops.undo(pending, sparse, torch.ones((), dtype=torch.bool, device=pending.grad_Ln.device))
+    same_bits(ours.memory_Ln, theirs.memory_Ln)
+    for pending, sparse, ops in ((ours, sent, case.fast.ops), (theirs, oracle, reference)):
+        ops.give_back(pending.memory_Ln, sparse)
+    same_bits(ours.memory_Ln, theirs.memory_Ln)
 
 
 @pytest.mark.parametrize("values", DTYPES)

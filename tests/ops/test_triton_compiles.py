@@ -78,14 +78,27 @@ def test_compiles_for_a_hopper(case):
     assert ("griddepcontrol.wait" in compiled.asm["ptx"]) == ("EARLY" in kernel.arg_names)
 
 
+@pytest.mark.parametrize("name", ["take", "sample", "pack few", "touch", "undo"])
+def test_compiles_for_a_memory_of_16_bits(name):
+    kernel, constants = next((kernel, constants) for known, kernel, constants in CASES if known == name)
+    compiled = compiled_for_hopper(kernel, constants, "*bf16", early=True, memory="*bf16")
+    assert compiled.asm["cubin"]
+
+
 def test_an_older_gpu_waits_for_nothing():
     compiled = compiled_for_hopper(sending.groups, {}, "*fp32", early=False)
     assert "griddepcontrol" not in compiled.asm["ptx"]
 
 
-def compiled_for_hopper(kernel, constants, grad, early):
+def compiled_for_hopper(kernel, constants, grad, early, memory="*fp32"):
     constants = constants | ({"EARLY": early} if "EARLY" in kernel.arg_names else {})
-    kinds = {**KINDS, "grad": grad, **dict.fromkeys(("decay", "gain", "divisor"), "fp32")}
+    kinds = {
+        **KINDS,
+        "grad": grad,
+        "memory": memory,
+        "target": memory,
+        **dict.fromkeys(("decay", "gain", "divisor"), "fp32"),
+    }
     signature = {name: "constexpr" if name in constants else kinds.get(name, "i32") for name in kernel.arg_names}
     places = {(i,): constants[name] for i, name in enumerate(kernel.arg_names) if name in constants}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if "*" in signature[name]}

@@ -48,13 +48,13 @@ def same(sparse: Sparse, oracle: Sparse) -> bool:
     return equal
 
 
-def steps(rule, arguments, grads, bounds, values=torch.bfloat16, slots=None, **options):
+def steps(rule, arguments, grads, bounds, values=torch.bfloat16, slots=None, memory=torch.float32, **options):
     """Feed both with their own memory, step after step, and compare all that is sent and kept."""
     from gradsieve.ops import triton
 
     workers, size = grads[0].shape
     segments = Segments(tuple(bounds), tuple(range(len(bounds) - 1)))
-    ours = torch.randn(workers, size, generator=torch.Generator().manual_seed(1)) * 0.3
+    ours = (torch.randn(workers, size, generator=torch.Generator().manual_seed(1)) * 0.3).to(memory)
     theirs, cache = ours.clone(), {}
     for grad in grads:
         into = [None if slots is None else reference.empty(workers, size, slots, values, grad.device) for _ in range(2)]
@@ -80,6 +80,15 @@ def test_layers_and_workers(rule):
 def test_precisions_and_scales(values):
     grads = [grad.bfloat16() for grad in normal(1, 1000, 1)]
     steps("threshold", (1.0,), grads, (0, 1000), values=values, decay=0.9, gain=1.3)
+
+
+@interpreted
+@pytest.mark.parametrize("memory", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rule", ["threshold", "topk", "gaussiank", "take"])
+def test_memory_in_the_gradients_precision(rule, memory):
+    grads = [grad.to(memory) for grad in normal(1, 700, 1)]
+    argument = {"threshold": 2.0, "take": torch.arange(30).view(1, 30) * 23}.get(rule, (2, 14))
+    steps(rule, (argument,), grads, (0, 64, 700), values=torch.float16, memory=memory, decay=0.9, gain=1.3)
 
 
 @interpreted

@@ -104,7 +104,8 @@ def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
     index_LK, valid_LK = positions(sparse)
     rows, slots = valid_LK.nonzero(as_tuple=True)
     where = (rows, index_LK[rows, slots])
-    memory_Ln[where] = memory_Ln[where] + sparse.values_LK[rows, slots].to(memory_Ln.dtype)
+    wide = torch.promote_types(memory_Ln.dtype, torch.float32)
+    memory_Ln[where] = (memory_Ln[where].to(wide) + sparse.values_LK[rows, slots].to(wide)).to(memory_Ln.dtype)
 
 
 def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
@@ -119,9 +120,9 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
         memory_Ln.zero_()
         return
     finite_Ln = correct(pending)[1]  # the old memory makes the same p again, whatever was sent of it
-    before_Ln = memory_Ln.clone()
+    before_Ln = memory_Ln.to(torch.promote_types(memory_Ln.dtype, torch.float32), copy=True)
     give_back(before_Ln, sparse)
-    before_Ln.sub_(pending.grad_Ln.to(memory_Ln.dtype) * pending.gain).div_(pending.decay)
+    before_Ln.sub_(pending.grad_Ln.to(before_Ln.dtype) * pending.gain).div_(pending.decay)
     memory_Ln.copy_(torch.where(finite_Ln, before_Ln, memory_Ln))
 
 
@@ -187,9 +188,14 @@ def from_bitmap(bitmap_LN: Tensor, sparse: Sparse) -> Tensor:
 
 
 def correct(pending: Pending) -> tuple[Tensor, Tensor]:
-    """The error-corrected gradient p, formed in the memory's dtype, and where it is finite."""
+    """The error-corrected gradient p, and where it is finite: a number that the memory can hold.
+
+    A memory of 16 bits loses what p is rounded by.
+    """
     memory_Ln = pending.memory_Ln
-    p_Ln = memory_Ln * pending.decay + pending.grad_Ln.to(memory_Ln.dtype) * pending.gain
+    wide = torch.promote_types(memory_Ln.dtype, torch.float32)
+    p_Ln = memory_Ln.to(wide) * pending.decay + pending.grad_Ln.to(wide) * pending.gain
+    p_Ln = p_Ln.to(memory_Ln.dtype).to(wide)
     return p_Ln, p_Ln.isfinite()
 
 

@@ -208,7 +208,7 @@ def divided(out_n: Tensor, divisor: float) -> Tensor:
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
     """``memory += sent``: undo a sending."""
-    if memory_Ln.dtype != torch.float32:
+    if memory_Ln.dtype not in LARGEST:
         reference.give_back(memory_Ln, sparse)
     else:
         touch(memory_Ln, sparse, add=True)
@@ -268,11 +268,11 @@ def squared_norm(memory_Ln: Tensor) -> Tensor:
 
 
 def fits(pending: Pending) -> bool:
-    """Float32 memory, rows in one piece, something to do: else the reference does it."""
+    """No float64, rows in one piece, something to do: else the reference does it."""
     grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
-    narrow = grad_Ln.dtype in (torch.float32, torch.bfloat16, torch.float16) and pending.values != torch.float64
+    narrow = {grad_Ln.dtype, memory_Ln.dtype, pending.values} <= LARGEST.keys()
     whole = grad_Ln.stride(1) == 1 and memory_Ln.stride(1) == 1 and 0 < grad_Ln.shape[1] < 2**31 - BLOCK
-    return narrow and whole and memory_Ln.dtype == torch.float32
+    return narrow and whole
 
 
 def floor_of(threshold: float) -> int:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gradsieve.ops.triton_sieve import INFINITE, PLAIN, key_of
+from gradsieve.ops.triton_sieve import INFINITE, PLAIN, key_of, nearest
 
 
 @triton.jit
@@ -52,11 +52,11 @@ def touch(
         j = i + tl.arange(0, WIDTH)
         at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, 0, n - block * 65536)
         if ADD:
-            new = tl.load(target + at, mask=hit, other=0.0)
+            new = tl.load(target + at, mask=hit, other=0.0).to(tl.float32)
             new += tl.load(values + start + j, mask=hit, other=0.0).to(tl.float32)
         else:
             new = tl.zeros([WIDTH], tl.float32)
-        tl.store(target + at, new.to(target.dtype.element_ty), mask=hit)
+        tl.store(target + at, nearest(new, target.dtype.element_ty), mask=hit)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -85,19 +85,20 @@ def undo(
             at = i + tl.arange(0, WIDTH)
             hit = at < room
             back = taken_back(grad, memory, at, hit, tl.zeros([WIDTH], tl.float32), decay, gain)
-            tl.store(memory + at, back, mask=hit)
+            tl.store(memory + at, nearest(back, memory.dtype.element_ty), mask=hit)
         tl.debug_barrier()
         for i in range(0, size, WIDTH):
             j = i + tl.arange(0, WIDTH)
             at, hit = arrived(offsets, offsets_stride, row, start + j, j < size, slots, 0, room)
-            tl.store(memory + at, tl.load(before + start + j, mask=hit, other=0.0), mask=hit)
+            back = tl.load(before + start + j, mask=hit, other=0.0)
+            tl.store(memory + at, nearest(back, memory.dtype.element_ty), mask=hit)
 
 
 @triton.jit
 def taken_back(grad, memory, at, hit, sent, decay, gain):
-    m = tl.load(memory + at, mask=hit, other=0.0)
+    m = tl.load(memory + at, mask=hit, other=0.0).to(tl.float32)
     g = tl.load(grad + at, mask=hit, other=0.0).to(tl.float32) * gain
-    finite = key_of(m * decay + g) < INFINITE
+    finite = key_of(nearest(m * decay + g, memory.dtype.element_ty)) < INFINITE
     return tl.where(finite, over(m + sent - g, decay), m)
 
 

@@ -32,6 +32,7 @@ from gradsieve.ops.triton_sieve import (
     after_the_last,
     empty,
     key_of,
+    nearest,
     reload,
     segment_of,
 )
@@ -85,10 +86,11 @@ def sample(
     place = (at - tl.load(sampled + s)) * stride + (mixed(at) % stride.to(tl.uint32)).to(tl.int64)
     inside = there & (place < size)
     index = tl.where(inside, begin + place, 0)
-    m = tl.load(memory + row.to(tl.int64) * memory_stride + index, mask=inside, other=0.0)
+    m = tl.load(memory + row.to(tl.int64) * memory_stride + index, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(grad + row.to(tl.int64) * grad_stride + index, mask=inside, other=0.0).to(tl.float32)
     empty(zeros, zeros_size, WIDTH)
-    tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key_of(m * decay + g * gain), -1), mask=there)
+    p = nearest(m * decay + g * gain, memory.dtype.element_ty)
+    tl.store(keys + row.to(tl.int64) * samples + at, tl.where(inside, key_of(p), -1), mask=there)
 
 
 @triton.jit(do_not_specialize=PLAIN)

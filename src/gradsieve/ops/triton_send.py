@@ -19,6 +19,7 @@ from gradsieve.ops.triton_sieve import (
     empty,
     key_of,
     list_of,
+    nearest,
     on_the_wire,
     reload,
     segment_of,
@@ -161,7 +162,7 @@ def put(p, index, hit, slot, memory, offsets, values, slots, taken, LARGEST: tl.
     sent = on_the_wire(p, values.dtype.element_ty, LARGEST)
     tl.store(values + slot, sent, mask=hit & room)
     tl.store(offsets + slot, (index & 0xFFFF).to(tl.int16), mask=hit & room)
-    left = tl.where(taken, p, p - sent.to(tl.float32))
+    left = tl.where(taken, p, nearest(p - sent.to(tl.float32), memory.dtype.element_ty))
     tl.store(memory + index, left, mask=hit & (room ^ taken) & (key_of(p) < INFINITE))
 
 

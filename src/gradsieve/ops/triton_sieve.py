@@ -75,7 +75,7 @@ def segment_of(bounds, index, segments, STEPS: tl.constexpr):
 @triton.jit
 def reload(memory, grad, index, inside, decay, gain, nonfinite):
     """p from a memory that already holds it, except where p is not finite: there the gradient says so."""
-    p = tl.load(memory + index, mask=inside, other=0.0)
+    p = tl.load(memory + index, mask=inside, other=0.0).to(tl.float32)
     if nonfinite > 0:
         g = tl.load(grad + index, mask=inside, other=0.0).to(tl.float32) * gain
         p = tl.where(key_of(g) < INFINITE, p, p * decay + g)
@@ -83,14 +83,22 @@ def reload(memory, grad, index, inside, decay, gain, nonfinite):
 
 
 @triton.jit
-def on_the_wire(p, kind: tl.constexpr, LARGEST: tl.constexpr):
-    """Saturate at the wire type's largest number; a NaN stays. Rounds to nearest, which the interpreter does not."""
-    p = tl.where(p > LARGEST, LARGEST, tl.where(p < -LARGEST, -LARGEST, p))
+def nearest(p, kind: tl.constexpr):
+    """The number of this type that is nearest to p, as a float32; a NaN stays. The interpreter's casts cut off."""
     if kind == tl.bfloat16:
         bits = p.to(tl.int32, bitcast=True)
         near = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         p = tl.where(p == p, near.to(tl.float32, bitcast=True), p)
-    return p.to(kind)
+    elif kind == tl.float16:
+        p = p.to(kind).to(tl.float32)
+    return p
+
+
+@triton.jit
+def on_the_wire(p, kind: tl.constexpr, LARGEST: tl.constexpr):
+    """Rounded to nearest; saturates at the wire type's largest number."""
+    p = tl.where(p > LARGEST, LARGEST, tl.where(p < -LARGEST, -LARGEST, p))
+    return nearest(p, kind).to(kind)
 
 
 @triton.jit
@@ -168,6 +176,7 @@ def collect(
             tl.store(list_at + rank, index, mask=hit, eviction_policy="evict_last")
             if TAKE:
                 left_over = value - on_the_wire(value, WIRE, LARGEST).to(tl.float32)
+                left_over = nearest(left_over, memory.dtype.element_ty)
                 tl.store(memory + index, left_over, mask=hit & (key_of(value) < INFINITE))
             left = left & (left - 1)
     word = tl.where(fits, start * 4096 + attempt * 1024 + count, UNLISTED)
@@ -196,12 +205,12 @@ def sieve(
     inside = index < n
     whole = tile * TILE + TILE <= n  # without a mask loads are 16 bytes wide whatever n is
     if whole:
-        m = tl.load(memory + index)
+        m = tl.load(memory + index).to(tl.float32)
         g = tl.load(grad + index).to(tl.float32)
     else:
-        m = tl.load(memory + index, mask=inside, other=0.0)
+        m = tl.load(memory + index, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(grad + index, mask=inside, other=0.0).to(tl.float32)
-    p = m * decay + g * gain
+    p = nearest(m * decay + g * gain, memory.dtype.element_ty)
     key = key_of(p)
     first = tile * 0
     last = first

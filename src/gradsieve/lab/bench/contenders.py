@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
-from math import prod
 
 import torch
 from torch import Tensor
 
-from gradsieve.lab.bench.shapes import resnet18
+from gradsieve.lab.bench.shapes import tensors
 from gradsieve.ops import Ops, reference
 from gradsieve.types import Pending, Segments
 
@@ -30,22 +28,24 @@ class Contender:
     extra: int | None = None
 
 
-def resnet18_segments(size: int) -> Segments:
-    """The 62 tensors of ResNet-18 for CIFAR, scaled so that they add up to ``size``."""
-    bounds = list(accumulate((prod(shape) for shape in resnet18()), initial=0))
-    return Segments(tuple(bound * size // bounds[-1] for bound in bounds), tuple(range(len(bounds) - 1)))
-
-
 class Bench:
-    """The contenders of one size and density on one device."""
+    """The contenders of one size and density on one device; ``layers`` are ResNet-18's, scaled, unless given."""
 
-    def __init__(self, module: Ops, size: int, density: float, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self,
+        module: Ops,
+        size: int,
+        density: float,
+        device: torch.device,
+        seed: int = 0,
+        layers: Segments | None = None,
+    ) -> None:
         generator = torch.Generator(device).manual_seed(seed)
         self.module, self.size, self.device = module, size, device
         self.grad_Ln = torch.randn(1, size, generator=generator, device=device)
         self.start_Ln = torch.randn(1, size, generator=generator, device=device) * 0.1
         self.memory_Ln = self.start_Ln.clone()
-        self.whole, self.layers = Segments((0, size), (0,)), resnet18_segments(size)
+        self.whole, self.layers = Segments((0, size), (0,)), layers or tensors("ResNet-18", size)
         self.k = max(1, round(size * density))
         self.threshold = float((self.start_Ln + self.grad_Ln).abs().flatten().topk(self.k).values[-1])
         self.into = reference.empty(1, size, self.k * 3 // 2 + 16, torch.float32, device)
@@ -76,21 +76,38 @@ class Bench:
         parts = self.into.counts_LB, self.into.offsets_LK, self.into.values_LK
         return Contender(run, prepare, check, payload=sum(part.nbytes for part in parts))
 
-    def contenders(self) -> dict[str, Contender]:
-        layer_k = tuple(max(1, round(n * self.k / self.size)) if n else 0 for n in self.layers.sizes)
-        span = torch.arange(self.size // 3, self.size // 3 + self.k, device=self.device)[None]
-        keys_LS = torch.tensor([[KEY]], device=self.device)
+    def add(self) -> Contender:
+        return Contender(lambda: self.memory_Ln.add_(self.grad_Ln), self.restore)
+
+    def layer_wise(self) -> dict[str, Contender]:
+        """Rules over many tensors in one call, and the floor."""
+        k_S = tuple(max(1, round(n * self.k / self.size)) if n else 0 for n in self.layers.sizes)
+        keys_LS = torch.arange(len(k_S), device=self.device)[None] + KEY
         layered = self.op("threshold", self.threshold, segments=self.layers)
         layered.against = "threshold"
         return {
-            "add": Contender(lambda: self.memory_Ln.add_(self.grad_Ln), self.restore),
+            "add": self.add(),
+            "threshold": self.op("threshold", self.threshold),
+            "threshold layer-wise": layered,
+            "topk layer-wise repeated": self.op("topk", k_S, segments=self.layers),
+            "gaussiank layer-wise repeated": self.op("gaussiank", k_S, segments=self.layers),
+            "sampledk layer-wise repeated": self.op("sampledk", k_S, 100, 7, segments=self.layers),
+            "randomk layer-wise": self.op("randomk", k_S, keys_LS, segments=self.layers),
+        }
+
+    def contenders(self) -> dict[str, Contender]:
+        layered = self.layer_wise()
+        span = torch.arange(self.size // 3, self.size // 3 + self.k, device=self.device)[None]
+        keys_LS = torch.tensor([[KEY]], device=self.device)
+        return {
+            "add": self.add(),
             "peer threshold": Contender(self.plain_threshold, self.restore),
             "peer topk": Contender(self.plain_topk, self.restore),
             "threshold": self.op("threshold", self.threshold),
-            "threshold layer-wise": layered,
+            "threshold layer-wise": layered["threshold layer-wise"],
             "topk cold": self.op("topk", (self.k,), cold=True),
             "topk repeated": self.op("topk", (self.k,)),
-            "topk layer-wise repeated": self.op("topk", layer_k, segments=self.layers),
+            "topk layer-wise repeated": layered["topk layer-wise repeated"],
             "gaussiank repeated": self.op("gaussiank", (self.k,)),
             "sampledk repeated": self.op("sampledk", (self.k,), 100, 7),
             "gaussiank cold": self.op("gaussiank", (self.k,), cold=True),

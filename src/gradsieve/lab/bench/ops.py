@@ -26,6 +26,7 @@ from gradsieve.lab.bench.clock import Clock
 from gradsieve.lab.bench.contenders import Bench, Contender
 from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.sequence import UNTIMED, sequence
+from gradsieve.lab.bench.shapes import NETWORKS, tensors
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Row:
     host_ms: float | None = None  # of one call, on CUDA
     extra_bytes: float | None = None  # on CUDA: scratch and payload at most, a coordinate
     triton: str | None = None
+    network: str | None = None  # whose tensors these are
 
 
 def rows_of(contenders: dict[str, Contender], average: bool, **common: Any) -> list[Row]:
@@ -72,15 +74,25 @@ def rows_of(contenders: dict[str, Contender], average: bool, **common: Any) -> l
     return rows
 
 
-def measure(size: int, density: float, device: torch.device, repeats: int, steps: int, clock_kind: str) -> list[Row]:
+def measure(
+    size: int,
+    density: float,
+    device: torch.device,
+    repeats: int,
+    steps: int,
+    clock_kind: str,
+    network: str | None = None,
+) -> list[Row]:
+    """All ops at one size, or those by layers over the tensors of a network."""
     module = ops.of(torch.empty(0, device=device))
     clock = Clock(device, clock_kind)
     common = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(device.type),
         "torch": torch.__version__, "threads": torch.get_num_threads(), "clock": clock_kind, "n": size,
-        "density": density, "triton": version("triton") if device.type == "cuda" else None,
+        "density": density, "triton": version("triton") if device.type == "cuda" else None, "network": network,
     }  # fmt: skip
-    contenders = Bench(module, size, density, device).contenders()
+    bench = Bench(module, size, density, device, layers=tensors(network) if network else None)
+    contenders = bench.layer_wise() if network else bench.contenders()
     for name in [name for name, contender in contenders.items() if not contender.check()]:
         print(f"{name}: differs from the reference at n = {size}, density = {density}: no figure")
         del contenders[name]
@@ -93,7 +105,7 @@ def measure(size: int, density: float, device: torch.device, repeats: int, steps
             clock(contender)
     rows = rows_of(contenders, False, **common)
     rules: dict[str, tuple[int, ...]] = {"topk": (), "gaussiank": (), "sampledk": (100, 7)}
-    for name, extra in rules.items() if steps else ():
+    for name, extra in rules.items() if steps and not network else ():
         trained = sequence(name, extra, module, size, density, device, steps, clock)
         rows += [row for row in rows_of(trained, True, **common) if row.op != "add"]
         if not trained:
@@ -108,7 +120,7 @@ def table(rows: Sequence[Row]) -> None:
     title = f"{rows[0].machine}, threads: {rows[0].threads}"
     out = Table("op", "n", "density", "ms", "quartiles", "ratio", "to", title=title)
     for row in rows:
-        out.add_row(row.op, f"{row.n:,}", f"{row.density:g}", f"{row.median_ms:.2f}",
+        out.add_row(row.op, row.network or f"{row.n:,}", f"{row.density:g}", f"{row.median_ms:.2f}",
                     f"{row.q1_ms:.2f} to {row.q3_ms:.2f}", f"{row.ratio:.2f}", row.against)  # fmt: skip
     Console().print(out)
 
@@ -121,12 +133,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     names = [name for name in dict.fromkeys(row.op for row in rows) if name not in ("add", "zero")]
     figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(names) + 1.5))
-    settings = sorted({(row.n, row.density) for row in rows})
+    settings = sorted({(row.network or "", row.n, row.density) for row in rows})
     height = 0.8 / len(settings)
-    for i, (n, density) in enumerate(settings):
-        ratios = {row.op: row.ratio for row in rows if (row.n, row.density) == (n, density)}
+    for i, setting in enumerate(settings):
+        ratios = {row.op: row.ratio for row in rows if (row.network or "", row.n, row.density) == setting}
         shown = [(y, ratios[name]) for y, name in enumerate(names) if name in ratios]
-        axes.barh([y + i * height for y, _ in shown], [r for _, r in shown], height, label=f"n = {n:,}, {density:g}")
+        label = f"{setting[0] or f'n = {setting[1]:,}'}, {setting[2]:g}"
+        axes.barh([y + i * height for y, _ in shown], [r for _, r in shown], height, label=label)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks([y + 0.4 - height / 2 for y in range(len(names))], names)
     axes.set_xscale("log")
@@ -168,6 +181,9 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000])
+    parser.add_argument(
+        "--networks", nargs="*", default=[], choices=list(NETWORKS), help="their tensors, layer by layer"
+    )
     parser.add_argument("--densities", type=density, nargs="+", default=[0.001, 0.01])
     parser.add_argument("--repeats", type=at_least(2), default=25)
     parser.add_argument("--steps", type=at_least(0), default=200, help="of the trainings with feedback; 0: none")
@@ -189,9 +205,11 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     device = torch.device(options.device)
     rows: list[Row] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    for size in options.sizes:
+    jobs: list[tuple[int, str | None]] = [(size, None) for size in options.sizes]
+    jobs += [(tensors(network).size, network) for network in options.networks]
+    for size, network in jobs:
         for density in options.densities:
-            new = measure(size, density, device, options.repeats, options.steps, options.clock)
+            new = measure(size, density, device, options.repeats, options.steps, options.clock, network)
             with options.out.open("a") as file:
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in new)
             rows += new

@@ -1,5 +1,10 @@
 """Parameter shapes of well-known networks, for measuring without them."""
 
+from itertools import accumulate
+from math import prod
+
+from gradsieve.types import Segments
+
 
 def resnet18(classes: int = 10) -> list[tuple[int, ...]]:
     """CIFAR's ResNet-18: 62 tensors, 11,173,962 elements.
@@ -47,3 +52,13 @@ def gpt2_small() -> list[tuple[int, ...]]:
     block: list[tuple[int, ...]] = [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,)]
     block += [(d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
     return [(50257, d), (1024, d), *(shape for _ in range(12) for shape in block), (d,), (d,)]
+
+
+NETWORKS = {"ResNet-18": resnet18, "ResNet-50": resnet50, "GPT-2 small": gpt2_small}
+
+
+def tensors(network: str, size: int | None = None) -> Segments:
+    """The tensors of a network, one after another; scaled so that they add up to ``size``, where that is given."""
+    bounds = list(accumulate((prod(shape) for shape in NETWORKS[network]()), initial=0))
+    size = bounds[-1] if size is None else size
+    return Segments(tuple(bound * size // bounds[-1] for bound in bounds), tuple(range(len(bounds) - 1)))
