@@ -104,7 +104,7 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
         if plan.total:
             given.draw[cdiv(plan.total, 256), len(keys_LS)](
                 index_LK, on_device, *known, plan.total, len(k_S),
-                STEPS=(len(k_S) - 1).bit_length(), ROUNDS=ROUNDS, WIDTH=256,
+                STEPS=(len(k_S) - 1).bit_length(), ROUNDS=ROUNDS, WIDTH=256, **PRECISE,
             )  # fmt: skip
         return index_LK.sort(1).values
 
@@ -135,6 +135,7 @@ def send_given(pending: Pending, kept: int, make: Callable[[], Tensor]) -> Spars
             into.slots,
             work.blocks,
             STEPS=kept.bit_length(),
+            **PRECISE,
         )
         return sorted_LK
 
@@ -187,7 +188,7 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     part = 16_384 if width <= 256 else BLOCK  # those of all running programs fit in the cache
     arrived.decode[(cdiv(sparse.size, part),)](
         *received(sparse), total_n, workers, sparse.size, blocks, float(divisor),
-        PART=part, WORKERS=abreast, WIDTH=width, num_warps=min(max(abreast * width // 128, 4), 16),
+        PART=part, WORKERS=abreast, WIDTH=width, num_warps=min(max(abreast * width // 128, 4), 16), **PRECISE,
     )  # fmt: skip
     return out_n if direct else out_n.copy_(total_n)
 
@@ -197,7 +198,9 @@ def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
         return divided(reference.mean(rows_Wn, out_n, 1.0), divisor)
     workers, n = rows_Wn.shape
-    arrived.mean[(cdiv(n, WIDTH),)](rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH)
+    arrived.mean[(cdiv(n, WIDTH),)](
+        rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH, **PRECISE
+    )
     return out_n
 
 
@@ -238,7 +241,7 @@ def misplaced(sparse: Sparse) -> Tensor:
     bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
     if blocks:
         arrived.misplaced[blocks, workers](
-            *received(sparse), sparse.size, bad_L, WIDTH=256,
+            *received(sparse), sparse.size, bad_L, WIDTH=256, **PRECISE,
         )  # fmt: skip
     return bad_L != 0
 
@@ -247,7 +250,7 @@ def touch(target_Ln: Tensor, sparse: Sparse, add: bool) -> None:
     workers, blocks = sparse.counts_LB.shape
     if blocks:
         arrived.touch[blocks, workers](
-            target_Ln, stride(target_Ln), *received(sparse), sparse.size, ADD=add, WIDTH=256,
+            target_Ln, stride(target_Ln), *received(sparse), sparse.size, ADD=add, WIDTH=256, **PRECISE,
         )  # fmt: skip
 
 
@@ -261,9 +264,9 @@ def measured(pending: Pending, sparse: Sparse) -> Sparse:
 def squared_norm(memory_Ln: Tensor) -> Tensor:
     workers, n = memory_Ln.shape
     parts = torch.empty(workers, 1024, dtype=torch.float64, device=memory_Ln.device)
-    sieving.squares[1024, workers](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH)
+    sieving.squares[1024, workers](memory_Ln, stride(memory_Ln), n, parts, WIDTH=WIDTH, **PRECISE)
     error_L = torch.empty(workers, dtype=torch.float64, device=memory_Ln.device)
-    sieving.add_up[(workers,)](parts, error_L, PARTS=1024)
+    sieving.add_up[(workers,)](parts, error_L, PARTS=1024, **PRECISE)
     return error_L
 
 

@@ -33,7 +33,10 @@ MAXNREG = 80  # fewer spill, more leave too few programs in flight
 RESIDENT = 2  # programs of 256 threads and 128 registers that a processor holds
 WIRE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in WIRE}
-PRECISE = {"enable_fp_fusion": False}  # decay * memory + gain * grad rounds twice, as in the reference
+PRECISE = {
+    "enable_fp_fusion": False
+}  # decay * memory + gain * grad rounds twice, as in the reference; for all launches:
+# a Triton that is not told warns
 
 
 def stride(tensor: Tensor) -> int:
@@ -61,7 +64,7 @@ def running(counts_LB: Tensor) -> Tensor:
     width = min(1 << (blocks - 1).bit_length(), 4096)
     sending.running[(workers,)](
         counts_LB, ends_LB, counts_LB.stride(0), blocks, WIDTH=width, num_warps=max(width // 256, 1),
-        **early(counts_LB.device),
+        **early(counts_LB.device), **PRECISE,
     )  # fmt: skip
     return ends_LB
 
@@ -145,7 +148,8 @@ class Work:
         )  # fmt: skip
         selecting.floors[self.segments, self.workers](
             keys, sampling.bounds_S, sampling.ranks_S, self.table, sampling.total, self.segments, WIDTH=sampling.width,
-            GROUPS=sampling.groups, **early(self.device), num_warps=min(max(sampling.width // 1024, 4), 16),
+            GROUPS=sampling.groups, **early(self.device), **PRECISE,
+            num_warps=min(max(sampling.width // 1024, 4), 16),
         )  # fmt: skip
 
     def sieve(self, floor: int | None = None, moments: bool = False, take: bool = False) -> None:
@@ -200,7 +204,7 @@ class Work:
             sending.count[grid](*self.formula, *rule, *self.sizes, **options)
         else:
             sending.groups[cdiv(self.units, GROUP), self.workers](
-                self.per_unit, self.per_group, self.units, **early(self.device), num_warps=1
+                self.per_unit, self.per_group, self.units, **early(self.device), **PRECISE, num_warps=1
             )
         into = self.pending.into
         if into is None:
