@@ -167,6 +167,19 @@ def test_memory_in_the_gradients_precision(fast, memory, values, slots):
     case.check("take", torch.arange(500).expand(2, -1))
 
 
+@pytest.mark.parametrize("memory", DTYPES)
+def test_the_reference_loses_only_what_its_memory_cannot_hold(memory):
+    """Sent and kept add up to p, rounded once to the memory's precision."""
+    grad_Ln, memory_Ln = data("normal", 2, 5000, 0).to(memory), (data("normal", 2, 5000, 1) * 0.3).to(memory)
+    p_Ln = (memory_Ln.float() * 0.7 + grad_Ln.float() * 1.3).to(memory)
+    pending = Pending(grad_Ln, memory_Ln, segments_of(5000), decay=0.7, gain=1.3)
+    sent = reference.threshold(pending, 2.0)
+    assert sent.counts_LB.sum(1).tolist() == (p_Ln.float().abs() >= 2.0).sum(1).tolist()
+    assert memory_Ln.dtype == memory
+    reference.give_back(memory_Ln, sent)
+    same_bits(memory_Ln, p_Ln)
+
+
 @pytest.mark.parametrize("memory", DTYPES[1:])
 @pytest.mark.parametrize("values", DTYPES)
 def test_taking_back_in_the_gradients_precision(fast, memory, values):

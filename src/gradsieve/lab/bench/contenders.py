@@ -76,9 +76,6 @@ class Bench:
         parts = self.into.counts_LB, self.into.offsets_LK, self.into.values_LK
         return Contender(run, prepare, check, payload=sum(part.nbytes for part in parts))
 
-    def add(self) -> Contender:
-        return Contender(lambda: self.memory_Ln.add_(self.grad_Ln), self.restore)
-
     def layer_wise(self) -> dict[str, Contender]:
         """Rules over many tensors in one call, and the floor."""
         k_S = tuple(max(1, round(n * self.k / self.size)) if n else 0 for n in self.layers.sizes)
@@ -86,7 +83,7 @@ class Bench:
         layered = self.op("threshold", self.threshold, segments=self.layers)
         layered.against = "threshold"
         return {
-            "add": self.add(),
+            "add": Contender(lambda: self.memory_Ln.add_(self.grad_Ln), self.restore),
             "threshold": self.op("threshold", self.threshold),
             "threshold layer-wise": layered,
             "topk layer-wise repeated": self.op("topk", k_S, segments=self.layers),
@@ -100,10 +97,10 @@ class Bench:
         span = torch.arange(self.size // 3, self.size // 3 + self.k, device=self.device)[None]
         keys_LS = torch.tensor([[KEY]], device=self.device)
         return {
-            "add": self.add(),
+            "add": layered["add"],
             "peer threshold": Contender(self.plain_threshold, self.restore),
             "peer topk": Contender(self.plain_topk, self.restore),
-            "threshold": self.op("threshold", self.threshold),
+            "threshold": layered["threshold"],
             "threshold layer-wise": layered["threshold layer-wise"],
             "topk cold": self.op("topk", (self.k,), cold=True),
             "topk repeated": self.op("topk", (self.k,)),

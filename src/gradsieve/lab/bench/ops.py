@@ -1,6 +1,7 @@
 """Every op against the floor that memory sets, ``e.add_(g)``, and against what peers do. Checks first, then times.
 
 ``gradsieve bench ops --device cpu --sizes 11200000 --densities 0.001 0.01 --out benchmarks/results/ops.jsonl``
+``gradsieve bench ops --device cuda --sizes 124000000 --networks ResNet-50 'GPT-2 small'``
 
 All contenders of one size run in random order, again and again, memory restored before each; ratios are of medians
 within one run. An op that does not agree with ``ops.reference`` gets no figure. On CUDA the device is kept busy while
@@ -143,7 +144,9 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks([y + 0.4 - height / 2 for y in range(len(names))], names)
     axes.set_xscale("log")
-    axes.set_xlabel("time over its floor (e.add_(g); zeroing the output for decode; the flat call for layer-wise)")
+    axes.set_xlabel(
+        "time over its floor: e.add_(g);\nzeroing the output for decode; the flat call for thresholds by layers"
+    )
     axes.invert_yaxis()
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=2)
     figure.tight_layout()
@@ -182,7 +185,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000])
     parser.add_argument(
-        "--networks", nargs="*", default=[], choices=list(NETWORKS), help="their tensors, layer by layer"
+        "--networks", nargs="+", default=[], choices=list(NETWORKS), help="their tensors, layer by layer"
     )
     parser.add_argument("--densities", type=density, nargs="+", default=[0.001, 0.01])
     parser.add_argument("--repeats", type=at_least(2), default=25)
