@@ -225,6 +225,9 @@ def bench_step(
         typer.Option(help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ..."),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
+    bucket_view: Annotated[
+        bool, typer.Option("--bucket-view", help="All ways under DDP's gradient_as_bucket_view=True.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
     markdown: Annotated[
@@ -242,7 +245,9 @@ def bench_step(
         console.print(text, style="dim")
 
     with _ends_on_sigterm():
-        rows = network.run(workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds)
+        rows = network.run(
+            workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds, bucket_view=bucket_view
+        )
     for shown in network.tables(rows):
         console.print(shown)
     if plot is not None:

@@ -144,10 +144,12 @@ def test_table_6_counts_bytes_and_elements(made):
         assert rows[f"{network}: bytes sent, ACCORDION over hard threshold"].ours > 0
 
 
-def test_a_threshold_is_found_between_those_tried():
-    assert figure12.between((1e-4, 1e-3), [9.4, 2.35], 4.7) == pytest.approx(10**-3.5)
-    assert figure12.between((1e-4, 1e-3), [9.4, 2.35], 50.0) == pytest.approx(1e-4)
-    assert figure12.between((1e-4, 1e-3), [9.4, 0.0], 1e-20) == pytest.approx(1e-3)
+def test_a_threshold_is_found_through_those_tried():
+    assert figure12.through((1e-4, 1e-3), [9.4, 2.35], 4.7) == pytest.approx(10**-3.5)
+    assert figure12.through((1e-4, 1e-3), [9.4, 2.35], 9.4 / 16) == pytest.approx(1e-2)
+    assert figure12.through((1e-4, 1e-3), [9.4, 2.35], 99.0) == pytest.approx(1e-5)
+    assert figure12.through((1e-4, 1e-3), [9.4, 9.3], 1e-20) == pytest.approx(1e-2)
+    assert figure12.through((1e-4, 1e-3), [0.0, 0.0], 4.7) == pytest.approx(1e-4)
 
 
 def test_stages_are_what_an_entry_trains(made):

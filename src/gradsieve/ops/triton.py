@@ -273,7 +273,7 @@ def squared_norm(memory_Ln: Tensor) -> Tensor:
 def fits(pending: Pending) -> bool:
     """No float64, rows in one piece, something to do: else the reference does it."""
     grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
-    narrow = {grad_Ln.dtype, memory_Ln.dtype, pending.values} <= LARGEST.keys()
+    narrow = all(dtype in LARGEST for dtype in (grad_Ln.dtype, memory_Ln.dtype, pending.values))
     whole = grad_Ln.stride(1) == 1 and memory_Ln.stride(1) == 1 and 0 < grad_Ln.shape[1] < 2**31 - BLOCK
     return narrow and whole
 

@@ -25,6 +25,7 @@ def run(
     ways: Sequence[str] = (*PEERS, *OURS),
     rounds: int = 8,
     seconds: float = 20.0,
+    bucket_view: bool = False,
 ) -> list[Row]:
     """Measure all ways for each number of workers over each link; rows are appended to ``out`` as they come."""
     for link in wanted:
@@ -39,7 +40,7 @@ def run(
     for count in workers:
         for link in possible:
             tell(f"{count} workers, {link}: {len(ways)} ways")
-            found = measure(count, link, ways, rounds=rounds, seconds=seconds)
+            found = measure(count, link, ways, rounds=rounds, seconds=seconds, bucket_view=bucket_view)
             append(found, out)
             rows += found
     return rows
@@ -54,27 +55,27 @@ def append(rows: Sequence[Row], path: Path) -> None:
 
 
 def read(path: Path) -> list[Row]:
-    """The newest row of each way, link and number of workers."""
-    newest: dict[tuple[int, str, str], Row] = {}
+    """The newest row of each way and setting."""
+    newest: dict[tuple[str, str], Row] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
     for line in lines:
         row = Row(**json.loads(line))
-        newest[row.workers, row.link, row.way] = row
+        newest[row.setting, row.way] = row
     return list(newest.values())
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """One table for each number of workers and link."""
+    """One table for each setting."""
     shown = []
-    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
-        table = Table(title=f"{workers} workers, {link}", title_justify="left")
+    for setting in dict.fromkeys(row.setting for row in rows):
+        table = Table(title=setting, title_justify="left")
         for heading in ("way", "ms a step", "quartiles", "kB sent", "density", "x dense", "x no exchange"):
             table.add_column(heading, justify="left" if heading == "way" else "right")
         for row in rows:
-            if (row.workers, row.link) == (workers, link):
+            if row.setting == setting:
                 table.add_row(*_cells(row))
         shown.append(table)
     return shown
@@ -83,11 +84,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 def markdown(rows: Sequence[Row]) -> str:
     """The same as Markdown, for a document."""
     parts = []
-    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
-        parts += [f"**{workers} workers, {link}**", ""]
+    for setting in dict.fromkeys(row.setting for row in rows):
+        parts += [f"**{setting}**", ""]
         parts.append("| way | ms a step | quartiles | kB sent | density | x dense | x no exchange |")
         parts.append("| --- " + "| ---: " * 6 + "|")
-        chosen = [row for row in rows if (row.workers, row.link) == (workers, link)]
+        chosen = [row for row in rows if row.setting == setting]
         parts += ["| " + " | ".join(_cells(row)) + " |" for row in chosen] + [""]
     return "\n".join(parts)
 
@@ -99,10 +100,10 @@ def profile(rows: Sequence[Row]) -> str:
     the phases that the backward pass covers.
     """
     parts = []
-    for workers, link in dict.fromkeys((row.workers, row.link) for row in rows):
-        chosen = {row.way: row for row in rows if (row.workers, row.link) == (workers, link)}
+    for setting in dict.fromkeys(row.setting for row in rows):
+        chosen = {row.way: row for row in rows if row.setting == setting}
         dense, alone = chosen["dense"].ms, chosen["no exchange"].ms
-        parts += [f"**{workers} workers, {link}** (dense: {dense:.1f} ms)", ""]
+        parts += [f"**{setting}** (dense: {dense:.1f} ms)", ""]
         parts.append("| way | backward | coding | exchange | decoding | step | hidden |")
         parts.append("| --- " + "| ---: " * 6 + "|")
         for way, row in chosen.items():
@@ -116,16 +117,17 @@ def profile(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers."""
+    """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers and layout."""
     from matplotlib.figure import Figure
 
-    counts = list(dict.fromkeys(row.workers for row in rows))
+    panels = list(dict.fromkeys((row.workers, row.bucket_view) for row in rows))
     reached = list(dict.fromkeys(row.link for row in rows))
-    figure = Figure(figsize=(6 * len(counts), 4.5), layout="constrained")
-    for panel, workers in enumerate(counts):
-        axes = figure.add_subplot(1, len(counts), panel + 1)
+    figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
+    for panel, (workers, bucket_view) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), panel + 1)
         for way in dict.fromkeys(row.way for row in rows):
-            of_way = {row.link: row for row in rows if row.way == way and row.workers == workers}
+            chosen = (row for row in rows if (row.way, row.workers, row.bucket_view) == (way, workers, bucket_view))
+            of_way = {row.link: row for row in chosen}
             ours = way not in PEERS
             axes.plot(
                 [reached.index(link) for link in of_way],
@@ -137,7 +139,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             )
         axes.set_yscale("log")
         axes.set_xticks(range(len(reached)), reached)
-        axes.set_title(f"{workers} workers")
+        axes.set_title(f"{workers} workers{', gradients as bucket views' if bucket_view else ''}")
         axes.set_ylabel("ms a step")
         axes.grid(alpha=0.3)
     figure.axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

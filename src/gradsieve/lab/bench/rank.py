@@ -79,11 +79,11 @@ def _warm(model: DistributedDataParallel, steps: int) -> bool:
     return False
 
 
-def _watch(way: str, shapes: list[tuple[int, ...]], draws: Draws, slow: bool) -> gs.Meter:
+def _watch(way: str, module: Backward, common: dict[str, Any], slow: bool) -> gs.Meter:
     """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
     options, state, hook = peer_of(way, idle=True)
     watch = Watch(hook, gs.Meter())
-    model = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
+    model = DistributedDataParallel(module, **common, **options)
     model.register_comm_hook(state, watch.watched)
     with watch.collectives():
         for _ in range(0 if slow else 3):
@@ -103,12 +103,13 @@ def main(job: dict[str, Any]) -> None:
     draws = Draws(rank, size)
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     ways: list[str] = job["ways"]
+    common = {"init_sync": False, "gradient_as_bucket_view": job["bucket_view"]}
     models: dict[str, DistributedDataParallel] = {}
     sieves: dict[str, object] = {}
     slow: dict[str, bool] = {}
     for way in ways:
         options, install = way_of(way, float(job["threshold"]), idle=True)
-        models[way] = DistributedDataParallel(Backward(shapes, draws), init_sync=False, **options)
+        models[way] = DistributedDataParallel(Backward(shapes, draws), **common, **options)
         sieves[way] = install(models[way])
         slow[way] = _warm(models[way], 3 if way in PEERS else WARM)
     samples: dict[str, list[float]] = {way: [] for way in ways}
@@ -134,7 +135,7 @@ def main(job: dict[str, Any]) -> None:
     meters = {way: sieve.meter for way, sieve in sieves.items() if isinstance(sieve, gs.Sieve)}
     for way in ways:
         if way in PEERS and way != "no exchange":
-            meters[way] = _watch(way, shapes, draws, slow[way])
+            meters[way] = _watch(way, Backward(shapes, draws), common, slow[way])
     if rank == 0:
         totals = {way: meter.stats().total for way, meter in meters.items()}
         phases = {way: {p: s / total.steps for p, s in total.seconds.items()} for way, total in totals.items()}

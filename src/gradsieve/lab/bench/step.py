@@ -44,14 +44,33 @@ class Row:
     over_dense: float
     over_nothing: float
     phases: dict[str, float]
+    bucket_view: bool = False  # what rows have that were written before it could be chosen
+
+    @property
+    def setting(self) -> str:
+        """What one run measures its ways under; only within it do they compare."""
+        return f"{self.workers} workers, {self.link}{', gradients as bucket views' if self.bucket_view else ''}"
 
 
 def measure(
-    workers: int, link: str, ways: Sequence[str], *, rounds: int = 8, seconds: float = 20.0, density: float = 0.001
+    workers: int,
+    link: str,
+    ways: Sequence[str],
+    *,
+    rounds: int = 8,
+    seconds: float = 20.0,
+    density: float = 0.001,
+    bucket_view: bool = False,
 ) -> list[Row]:
     """Start ``workers`` ranks on hosts joined by ``link`` and time all ways in random order."""
-    job = {"ways": list(ways), "rounds": rounds, "seconds": seconds, "threshold": threshold_for(density)}
-    return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link)
+    job = {
+        "ways": list(ways),
+        "rounds": rounds,
+        "seconds": seconds,
+        "threshold": threshold_for(density),
+        "bucket_view": bucket_view,
+    }
+    return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link, bucket_view)
 
 
 def threshold_for(density: float, after: int = 30) -> float:
@@ -69,7 +88,7 @@ def threshold_for(density: float, after: int = 30) -> float:
     return float(t)
 
 
-def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
+def _rows(result: dict[str, Any], workers: int, link: str, bucket_view: bool) -> list[Row]:
     quartiles = {way: statistics.quantiles(times, n=4) for way, times in result["samples"].items()}
     rows = []
     for way, (low, middle, high) in quartiles.items():
@@ -89,6 +108,7 @@ def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
                 over_dense=middle / quartiles["dense"][1] if "dense" in quartiles else float("nan"),
                 over_nothing=middle / quartiles["no exchange"][1] if "no exchange" in quartiles else float("nan"),
                 phases={p: 1e3 * s for p, s in result["phases"].get(way, {}).items()},
+                bucket_view=bucket_view,
             )
         )
     return rows

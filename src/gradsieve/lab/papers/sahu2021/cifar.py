@@ -39,9 +39,8 @@ def arms(
     task: str = RESNET,
     scope: str = "layer",
     feedback: str = "gradient",
-    shorter: int = 1,
 ) -> list[Arm]:
-    """One training a seed; ``shorter`` divides its epochs. Sparse ones are gathered at every step, as in the paper.
+    """One training a seed. Sparse ones are gathered at every step, as in the paper.
 
     A threshold's sizes are exact: planned ones would make the bursts wait that are its whole point.
     """
@@ -50,7 +49,7 @@ def arms(
         Arm(
             name,
             rule,
-            max(1, epochs_of(context) // shorter),
+            epochs_of(context),
             seed=seed,
             scope=scope,
             feedback=feedback,
