@@ -94,7 +94,7 @@ class InTurn(Replay):
 
 @pytest.mark.parametrize(
     ("build", "parameters", "tensors"),
-    [(resnet18, 11_173_962, 62), (senet18, 11_260_354, 88), (googlenet, 6_166_250, 258)],
+    [(resnet18, 11_173_962, 62), (senet18, 11_261_378, 90), (googlenet, 6_166_250, 258)],
 )
 def test_networks_have_their_published_sizes(build, parameters, tensors):
     net = build()
@@ -102,6 +102,19 @@ def test_networks_have_their_published_sizes(build, parameters, tensors):
     assert len(list(net.parameters())) == tensors
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 10)
     assert build(classes=100)(torch.randn(2, 3, 32, 32)).shape == (2, 100)
+
+
+@pytest.mark.parametrize("build", [resnet18, senet18, googlenet])
+def test_larger_kernels_do_not_make_larger_logits(build):
+    """What keeps a training from running away: a norm stands between every kernel and the last layer."""
+    torch.manual_seed(0)
+    model, images = build(), torch.randn(8, 3, 32, 32)
+    before = float(model(images).detach().std())
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.weight *= 10
+    assert float(model(images).detach().std()) == pytest.approx(before, rel=0.5)
 
 
 @pytest.mark.parametrize("build", [resnet18, senet18, googlenet])

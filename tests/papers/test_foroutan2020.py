@@ -1,13 +1,14 @@
 """Both tables: which trainings a cell is made of, what the claims count, and real ranks at a small scale."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.papers import get
 from gradsieve.lab.papers.entry import Context
-from gradsieve.lab.papers.foroutan2020 import breakdown, claims, table1, table2
+from gradsieve.lab.papers.foroutan2020 import breakdown, claims, steps, table1, table2
 from gradsieve.lab.papers.foroutan2020.breakdown import Breakdown
 from gradsieve.lab.papers.foroutan2020.configurations import ALL, SPARSE
 from gradsieve.lab.papers.foroutan2020.rank import ALONE, PARTS
@@ -76,6 +77,26 @@ def test_the_trainings_are_those_of_the_paper(tmp_path):
     (fewer,) = table1.stages(shorter)
     assert {arm.epochs for arm in fewer} == {20}
     assert len(fewer) == 2 * len(arms)
+
+
+def test_equal_steps_take_more_epochs_of_more_workers(tmp_path):
+    context = Context(tmp_path, device="cuda", epochs=10)
+    cells, usual = steps.cells(context), table1.cells(context)
+    assert [cells["block-gather", "layer", count][0].epochs for count in (1, 2, 4, 8)] == [10, 20, 40, 80]
+    assert cells["block-reduce", "layer", 1] == usual["block-reduce", "layer", 1], "one worker is Table 1's"
+    assert cells["block-reduce", "layer", 8] == table1.cells(replace(context, epochs=80))["block-reduce", "layer", 8]
+    (arms,) = steps.stages(context)
+    assert len(arms) == 7, "one worker's two exchanges are one training"
+
+
+def test_equal_steps_at_a_small_scale(tmp_path):
+    outcome = steps.run(Context(tmp_path, quick=True))
+    assert [row["epochs"] for row in outcome.results] == [1, 2, 4, 8] * 2
+    told = {row.what: row for row in outcome.rows}
+    for exchange in ("allGather", "allReduce"):
+        one, eight = (told[f"Block-random-k ({exchange}), layer, W = {w}: test accuracy, %"].ours for w in (1, 8))
+        held = told[f"Block-random-k ({exchange}), layer: accuracy with 8 workers over that with 1"]
+        assert held.ours == pytest.approx(eight / one)
 
 
 def test_missing_images_are_said_before_anything_is_written(tmp_path, monkeypatch):

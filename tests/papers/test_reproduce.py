@@ -62,7 +62,7 @@ def test_each_entry_runs_quickly_and_writes_what_it_promises(key, trainings, tmp
     assert (tmp_path / f"{entry.name}.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / f"{entry.name}.svg").read_text()
     with (tmp_path / "results.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) > 10
+        assert len(list(csv.DictReader(file))) >= 8
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["finished"]
     assert summary["scale"] == "quick"

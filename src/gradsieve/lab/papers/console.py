@@ -48,7 +48,8 @@ class Bars:
 
 def listing(entries: Iterable[Entry]) -> Table:
     shown = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for heading in ("entry", "what", "needs"):
+    shown.add_column("entry", no_wrap=True)  # to be copied
+    for heading in ("what", "needs"):
         shown.add_column(heading, overflow="fold")
     for entry in entries:
         shown.add_row(Text(entry.key), Text(entry.title), Text(entry.needs or "nothing"))

@@ -1,7 +1,7 @@
 """Foroutan Eghlidi and Jaggi 2020, "Sparse communication for training deep networks": both tables."""
 
 from gradsieve.lab.papers.entry import Entry
-from gradsieve.lab.papers.foroutan2020 import table1, table2
+from gradsieve.lab.papers.foroutan2020 import steps, table1, table2
 
 ENTRIES = (
     Entry(
@@ -14,6 +14,17 @@ ENTRIES = (
         epochs=table1.EPOCHS,
         devices=("cpu", "cuda"),
         stages=table1.stages,
+    ),
+    Entry(
+        steps.KEY,
+        "block-random-k by exchange and number of workers, at equal steps",
+        "CIFAR-10; a quick run nothing",
+        steps.run,
+        check=table1.check,
+        seeds=1,
+        epochs=steps.EPOCHS,
+        devices=("cpu", "cuda"),
+        stages=steps.stages,
     ),
     Entry(
         table2.KEY,

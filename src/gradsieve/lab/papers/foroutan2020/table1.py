@@ -71,14 +71,14 @@ def run(context: Context) -> Outcome:
     (arms,) = stages(context)
     runs = trained(context, arms)
     found = {cell: [runs[arm] for arm in chosen] for cell, chosen in cells(context).items()}
-    accuracy = {cell: _mean(of_seeds) for cell, of_seeds in found.items()}
+    accuracy = {cell: mean(of_seeds) for cell, of_seeds in found.items()}
     rows = compare(accuracy, arms[0].epochs, task(context))
     scale = f"epochs: {arms[0].epochs}, seeds: {context.seeds}"
     note = f"{found[CELLS[0]][0].about.description}\nk = 1%; {scale}; dotted: the paper's"
-    return Outcome(draw(accuracy, note), rows.rows, _results(found), task(context))
+    return Outcome(draw(accuracy, note), rows.rows, results(found), task(context))
 
 
-def _mean(of_seeds: Sequence[Run]) -> float:
+def mean(of_seeds: Sequence[Run]) -> float:
     return 100 * float(np.mean([run.epochs[-1].accuracy for run in of_seeds]))
 
 
@@ -101,7 +101,7 @@ def published() -> dict[Cell, float]:
     return {cell: known.value(number(cell)) for cell in CELLS}
 
 
-def _results(found: Mapping[Cell, Sequence[Run]]) -> list[dict[str, float | int | str]]:
+def results(found: Mapping[Cell, Sequence[Run]]) -> list[dict[str, float | int | str]]:
     names = {kind.key: kind.name for kind in ALL}
     return [
         {
@@ -128,14 +128,19 @@ def draw(accuracy: Mapping[Cell, float], note: str) -> Figure:
         figure, axes = plots.panels(2, note, columns=2, height=4.4)
         for part, scope in zip(axes, SCOPES, strict=True):
             for kind, colour in zip(ALL, (plots.BASELINE, *plots.COLOURS), strict=False):
-                _line(part, accuracy, (kind.key, scope), kind.name, colour, "o-")
-                _line(part, theirs, (kind.key, scope), "_theirs", colour, ":")
-            part.set(title=f"{scope} scope", xlabel="workers", ylabel="test accuracy, %")
-            part.set_xscale("log", base=2)
-            part.set_xticks(WORKERS, [str(count) for count in WORKERS])
+                line(part, accuracy, (kind.key, scope), kind.name, colour, "o-")
+                line(part, theirs, (kind.key, scope), "_theirs", colour, ":")
+            part.set(title=f"{scope} scope")
+            label(part)
         return plots.finish(figure, axes)
 
 
-def _line(axes: Axes, accuracy: Mapping[Cell, float], of: tuple[str, str], label: str, colour: str, dash: str) -> None:
+def line(axes: Axes, accuracy: Mapping[Cell, float], of: tuple[str, str], label: str, colour: str, dash: str) -> None:
     ours = [accuracy[(*of, count)] for count in WORKERS]
     axes.plot(WORKERS, ours, dash, color=colour, label=label, markersize=4)
+
+
+def label(axes: Axes) -> None:
+    axes.set(xlabel="workers", ylabel="test accuracy, %")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(WORKERS, [str(count) for count in WORKERS])
