@@ -140,7 +140,9 @@ def main(job: dict[str, Any]) -> None:
         totals = {way: meter.stats().total for way, meter in meters.items()}
         phases = {way: {p: s / total.steps for p, s in total.seconds.items()} for way, total in totals.items()}
         densities = {w: s.stats().total.density for w, s in sieves.items() if isinstance(s, gs.Sieve)}
-        print(json.dumps({"samples": samples, "sent": sent, "phases": phases, "densities": densities}), flush=True)
+        views = all(model.gradient_as_bucket_view for model in models.values())
+        told = {"samples": samples, "sent": sent, "phases": phases, "densities": densities, "bucket_view": views}
+        print(json.dumps(told), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -70,7 +70,7 @@ def measure(
         "threshold": threshold_for(density),
         "bucket_view": bucket_view,
     }
-    return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link, bucket_view)
+    return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link)
 
 
 def threshold_for(density: float, after: int = 30) -> float:
@@ -88,7 +88,7 @@ def threshold_for(density: float, after: int = 30) -> float:
     return float(t)
 
 
-def _rows(result: dict[str, Any], workers: int, link: str, bucket_view: bool) -> list[Row]:
+def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
     quartiles = {way: statistics.quantiles(times, n=4) for way, times in result["samples"].items()}
     rows = []
     for way, (low, middle, high) in quartiles.items():
@@ -108,7 +108,7 @@ def _rows(result: dict[str, Any], workers: int, link: str, bucket_view: bool) ->
                 over_dense=middle / quartiles["dense"][1] if "dense" in quartiles else float("nan"),
                 over_nothing=middle / quartiles["no exchange"][1] if "no exchange" in quartiles else float("nan"),
                 phases={p: 1e3 * s for p, s in result["phases"].get(way, {}).items()},
-                bucket_view=bucket_view,
+                bucket_view=result["bucket_view"],
             )
         )
     return rows
