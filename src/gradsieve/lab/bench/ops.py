@@ -128,34 +128,31 @@ def table(rows: Sequence[Row]) -> None:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """A row an op, a point a size or network, a panel a density."""
-    import matplotlib
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
-
-    from gradsieve.lab.papers.plots import style
 
     names = [name for name in dict.fromkeys(row.op for row in rows) if name not in ("add", "zero")]
     densities = sorted({row.density for row in rows})
     sizes = sorted({(row.network or "", row.n) for row in rows})
-    shades = matplotlib.colormaps["viridis"].resampled(len(sizes) + 1)
-    with style():
-        figure = Figure(figsize=(3 + 3.5 * len(densities), 0.3 * len(names) + 2), layout="constrained")
-        panels = figure.subplots(1, len(densities), sharey=True, squeeze=False)[0]
-        for axes, density in zip(panels, densities, strict=True):
-            for i, (network, n) in enumerate(sizes):
-                key = network or None, n, density
-                ratios = {row.op: row.ratio for row in rows if (row.network, row.n, row.density) == key}
-                shown = [(ratios[name], y) for y, name in enumerate(names) if name in ratios]
-                marker, label = "D" if network else "o", network or f"n = {n:,}"
-                axes.plot(*zip(*shown, strict=True), marker, color=shades(i), label=label, markersize=5, alpha=0.85)
-            axes.axvline(1.0, color="black", linewidth=0.8)
-            axes.set(title=f"density {density:.4g}", xscale="log", xlabel="time over its floor")
-        panels[0].set_yticks(range(len(names)), names)
-        panels[0].invert_yaxis()
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
-        figure.supxlabel(
-            "floor: e.add_(g); for decode, zeroing its output; for a threshold by layers, the flat call", fontsize=8
-        )
-        figure.savefig(path, dpi=150)
+    shades = colormaps["viridis"].resampled(len(sizes) + 1)
+    figure = Figure(figsize=(3 + 3.5 * len(densities), 0.3 * len(names) + 2), layout="constrained")
+    panels = figure.subplots(1, len(densities), sharey=True, squeeze=False)[0]
+    for axes, density in zip(panels, densities, strict=True):
+        for i, (network, n) in enumerate(sizes):
+            key = network or None, n, density
+            shown = [row for row in rows if (row.network, row.n, row.density) == key and row.op in names]
+            ratios, heights = [row.ratio for row in shown], [names.index(row.op) for row in shown]
+            marker, label = "D" if network else "o", network or f"n = {n:,}"
+            axes.plot(ratios, heights, marker, color=shades(i), label=label, markersize=5, alpha=0.85)
+        axes.axvline(1.0, color="black", linewidth=0.8)
+        axes.set(title=f"density {density:g}", xscale="log", xlabel="time over its floor")
+        axes.grid(alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    floor = "floor: e.add_(g); for decode, zeroing its output; for a threshold by layers, the flat call"
+    figure.supxlabel(floor, fontsize=8)
+    figure.savefig(path, dpi=150)
 
 
 class Parser(argparse.ArgumentParser):
