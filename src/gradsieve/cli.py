@@ -178,7 +178,10 @@ def reproduce(
     quick: Annotated[bool, typer.Option(help="A small scale: shows that it works, compares with nothing.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on from the state that a stopped run left in --out.")] = False,
     trainings: Annotated[
-        Path | None, typer.Option(help="Where trainings are kept, for all entries. Default: trainings in --out.")
+        Path | None,
+        typer.Option(
+            help="Where trainings are kept, for all entries. Default: OUT/trainings, or runs/papers/trainings."
+        ),
     ] = None,
 ) -> int:
     from gradsieve.lab.papers import command

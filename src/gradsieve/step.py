@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.exchange import strategy
+from gradsieve.exchange.owner import Owner
 from gradsieve.exchange.plan import Plan
 from gradsieve.exchange.told import NOTHING, Late, Told
 from gradsieve.feedback import Feedback, Memory, Momentum
@@ -234,10 +235,13 @@ class Channel:
         if self._flushed_Ln is not None and bool(bad):
             self.memory.tensors["memory"] = self._flushed_Ln.mul_(self._decay).add_(memory_Ln)
             self.memory_is_empty = False
-        if self._sent is not None and self.options.exchange != "owner":  # an owner holds some of it already
+        if self._sent is not None:
             again = bad & ~self._undone
-            again_LB = self._sent.counts_LB * again  # no elements where there is nothing to take back
-            ops.of(memory_Ln).give_back(memory_Ln, dataclasses.replace(self._sent, counts_LB=again_LB))
+            if isinstance(self.exchange, Owner):  # it has what was sent, or passed it on
+                self.exchange.take_back(again)
+            else:
+                again_LB = self._sent.counts_LB * again  # no elements where there is nothing to take back
+                ops.of(memory_Ln).give_back(memory_Ln, dataclasses.replace(self._sent, counts_LB=again_LB))
         if self._decay != 1.0:
             memory_Ln.mul_(torch.where(self._undone, self._decay, 1.0).to(memory_Ln.dtype))
         self._sent = self._flushed_Ln = None

@@ -131,6 +131,19 @@ def test_buckets_beside_one_that_is_not_finite_keep_what_they_sent(case, where, 
     torch.testing.assert_close(there_n, sum(came_Wn), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["topk:0.1", "threshold:2"])
+@pytest.mark.parametrize("where", [0, 585], ids=["last bucket", "first bucket"])
+def test_owners_beside_a_bucket_that_is_not_finite_keep_what_they_passed_on(rule, where, ranks):
+    """Row 16, where what a worker sent is its owner's: all of it is still there, with one or the other."""
+    results = ranks(2, poisoned, rule, {"exchange": "owner"}, 0.0005, (where, float("nan")))
+    bad = REST if where == 0 else LAST
+    for finite, _, _, _, came_Tn in results:
+        assert finite == [True] * 5 + [False] + [True] * 4
+        came_Tn[5, bad] = 0
+    there_n = 2 * results[0][2] + sum(memories[-1] for _, _, _, memories, _ in results)
+    torch.testing.assert_close(there_n, sum(came_Tn.sum(0) for *_, came_Tn in results), rtol=1e-5, atol=1e-5)
+
+
 def flushed(rank, workers):
     """The last parameter's bucket goes dense and empties its memory while the other one is not finite."""
     ddp = DistributedDataParallel(Given(), bucket_cap_mb=0.0005)

@@ -18,7 +18,7 @@ BY_SLOT, BY_WORKER = ("offsets_LK", "values_LK"), ("counts_LB", "wanted_L", "non
 
 
 class Exact:
-    """Two collectives a step: counts, then payloads of different sizes. Nothing is padded or deferred."""
+    """Two collectives a step: counts, then payloads of different sizes. Nothing is padded; what exceeds dense waits."""
 
     def __init__(self, plan: Plan, link: Link):
         self.plan, self.link = plan, link

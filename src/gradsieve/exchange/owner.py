@@ -81,6 +81,13 @@ class Owner:
             memory_Ln[row, start:stop] += self._rest_Lr[row, : stop - start]
         self._rest_Lr = None
 
+    def take_back(self, again: Tensor) -> None:
+        """Where ``again``, what the owners here passed on waits with them again: the step it was for is not taken."""
+        if self._rest_Lr is not None:
+            passed_on = self._passed_on.sparse
+            again_LB = passed_on.counts_LB * again
+            ops.of(self._rest_Lr).give_back(self._rest_Lr, dataclasses.replace(passed_on, counts_LB=again_LB))
+
     def _address(self, found: Sparse, pending: Pending, turn: Turn) -> tuple[Frame, Sparse]:
         """Sort each worker's elements by owner into parts of one size; what exceeds a part goes back to the memory."""
         workers, here = self.link.workers, len(self.link.ranks)
