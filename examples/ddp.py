@@ -31,8 +31,13 @@ def save(path: Path, rank: int, ddp, optimizer, sieve, epoch: int) -> None:
 
 
 def load(path: Path, rank: int, ddp, optimizer, sieve) -> int:
-    if not (path / "rank0.pt").exists():
+    """The epoch to go on with. All ranks resume or none does: each looks for rank 0's file and its own."""
+    found = [False] * dist.get_world_size()
+    dist.all_gather_object(found, (path / "rank0.pt").exists() and (path / f"rank{rank}.pt").exists())
+    if not any(found):
         return 0
+    if not all(found):
+        raise SystemExit(f"--checkpoint takes a directory that all machines see; rank {found.index(False)} has none")
     shared = torch.load(path / "rank0.pt", weights_only=True)
     ddp.module.load_state_dict(shared["model"])
     optimizer.load_state_dict(shared["optimizer"])
