@@ -17,13 +17,13 @@ LEVELS = [
     {"feedback", "layout", "wire", "exchange", "meter", "theory"},
     {"step"},
     {"options", "state", "handshake", "pace"},
-    {"ddp", "simulate", "advise"},
+    {"ddp", "simulate"},
     {""},  # the package itself: the public names
-    {"lab", "integrations"},
+    {"lab"},
     {"cli"},
 ]
 LEVEL = {part: level for level, parts in enumerate(LEVELS) for part in parts}
-EXTRAS = {"lab", "integrations", "cli"}
+EXTRAS = {"lab", "cli"}
 COLLECTIVES = [
     "all_gather",
     "all_gather_into_tensor",
