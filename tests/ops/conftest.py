@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 
@@ -29,8 +28,8 @@ class Fast:
 
 
 @contextmanager
-def _vectors(most: int) -> Iterator[None]:
-    native.vectors(most)
+def _portable() -> Iterator[None]:
+    native.vectors(False)
     try:
         yield
     finally:
@@ -44,15 +43,9 @@ def _three_threads() -> Iterator[None]:
         yield
 
 
-def _widest() -> int:
-    """``native`` itself uses the widest vectors there are; narrower ones are tried where they are not it."""
-    return native.vectors() if native.available() else native.PORTABLE
-
-
 FAST = [
     Fast("native", "gradsieve.ops.native", "cpu", native.available),
-    Fast("native-avx2", "gradsieve.ops.native", "cpu", lambda: _widest() > native.AVX2, partial(_vectors, native.AVX2)),
-    Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, partial(_vectors, native.PORTABLE)),
+    Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, _portable),
     Fast("native-threads", "gradsieve.ops.native", "cpu", native.available, _three_threads),
     Fast("triton", "gradsieve.ops.triton", "cuda", lambda: torch.cuda.is_available()),
 ]

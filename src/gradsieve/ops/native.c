@@ -9,7 +9,7 @@
 #include "native.h"
 #include "native_loops.h"
 
-#define TILE 4096u /* coordinates that stay in the first-level cache between sieving and sending */
+#define TILE 1024u /* coordinates that stay in the first-level cache between sieving and sending */
 #define ALL_TIES SIZE_MAX
 #define NO_KEY UINT32_MAX
 
@@ -50,8 +50,8 @@ typedef struct {
     size_t first, count; /* its stretch of the hits */
     uint32_t key;        /* sent: greater keys, and the first `ties` of this key */
     size_t ties, chosen, rank; /* how many are sent, and how many before it in its row */
-    Moments moments; /* of what is not a hit */
-    double error;    /* squared norm of what the hits left in the memory */
+    Moments moments; /* where the rule asks for them */
+    double error;    /* squared norm of what is left in the memory */
 } Piece;
 
 enum { THRESHOLD, TOPK, GAUSSIAN, SAMPLED, TAKE };
@@ -138,28 +138,74 @@ static const void *row_of(const void *base, int kind, int64_t stride, size_t row
     return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
 }
 
-/* Sends a piece's chosen hits as far as there are slots; the memory keeps what rounding left of them. */
-static void send_hits(const Plan *plan, size_t row, Piece *piece, size_t count, size_t *rank) {
+/* Where the slots of a row are. */
+typedef struct {
+    uint16_t *offsets;
+    void *values;
+    size_t count;
+    int kind;
+} Slots;
+
+static Slots slots_of(const Plan *plan, size_t row) {
     const Step *step = plan->step;
-    float *memory = memory_of(plan, row);
-    uint16_t *offsets = step->offsets + (int64_t)row * step->offsets_stride;
     void *values = (void *)row_of(step->values, (int)step->value_kind, step->values_stride, row);
+    uint16_t *offsets = step->offsets + (int64_t)row * step->offsets_stride;
+    return (Slots){offsets, values, (size_t)step->slots, (int)step->value_kind};
+}
+
+/* Sends one element, if there is a slot; the memory keeps what rounding left of it, which is returned. */
+INLINE float send(const Slots *slots, size_t rank, float *memory, uint32_t index, float value) {
+    if (rank >= slots->count) return value;
+    value -= put(slots->kind, slots->values, rank, value);
+    slots->offsets[rank] = (uint16_t)(index % BLOCK);
+    return memory[index] = value;
+}
+
+INLINE double square_if_finite(float x) { return fabsf(x) <= FLT_MAX ? (double)x * (double)x : 0.0; }
+
+/* Sends all hits of a tile, while it is in the cache. */
+static void send_bits(const Plan *plan, size_t row, Piece *piece, size_t start, const uint64_t *bits, size_t words,
+                      size_t *rank) {
+    const Slots slots = slots_of(plan, row);
+    float *memory = memory_of(plan, row);
+    size_t next = *rank;
+    int measured = plan->step->measure && plan->rule != TAKE;
+    for (size_t word = 0; word < words; word++, start += GROUP)
+        for (uint64_t left = bits[word]; left; left &= left - 1) {
+            uint32_t index = (uint32_t)(start + (size_t)__builtin_ctzll(left));
+            float rest = send(&slots, next++, memory, index, memory[index]);
+            if (measured) piece->error += square_if_finite(rest);
+        }
+    *rank = next;
+}
+
+static void list_bits(const Plan *plan, size_t row, size_t start, const uint64_t *bits, size_t words, Hits *hits) {
+    const float *memory = memory_of(plan, row);
+    reserve(hits, words * GROUP);
+    size_t length = hits->length;
+    for (size_t word = 0; word < words; word++, start += GROUP)
+        for (uint64_t left = bits[word]; left; left &= left - 1, length++) {
+            size_t index = start + (size_t)__builtin_ctzll(left);
+            hits->index[length] = (uint32_t)index;
+            hits->value[length] = memory[index];
+        }
+    hits->length = length;
+}
+
+/* Sends a piece's chosen hits. */
+static void send_hits(const Plan *plan, size_t row, Piece *piece) {
+    const Slots slots = slots_of(plan, row);
+    float *memory = memory_of(plan, row);
     const uint32_t *index = piece->hits->index + piece->first;
     const float *value = piece->hits->value + piece->first;
-    size_t slots = (size_t)step->slots;
-    for (size_t i = 0; i < count; i++) {
-        if (i + 16 < count) __builtin_prefetch(memory + index[i + 16], 1);
-        float left = value[i];
-        uint32_t key = key_of(left);
-        if (key > piece->key || (key == piece->key && piece->ties && piece->ties--)) {
-            if (*rank < slots) {
-                left -= put((int)step->value_kind, values, *rank, left);
-                offsets[*rank] = (uint16_t)(index[i] % BLOCK);
-                memory[index[i]] = left;
-            }
-            ++*rank;
-        }
-        if (step->measure && plan->rule != TAKE && key < 0x7f800000u) piece->error += (double)left * (double)left;
+    size_t rank = piece->rank;
+    for (size_t i = 0; i < piece->count; i++) {
+        if (i + 16 < piece->count) __builtin_prefetch(memory + index[i + 16], 1);
+        float rest = value[i];
+        uint32_t key = key_of(rest);
+        if (key > piece->key || (key == piece->key && piece->ties && piece->ties--))
+            rest = send(&slots, rank++, memory, index[i], rest);
+        if (plan->step->measure) piece->error += square_if_finite(rest);
     }
 }
 
@@ -176,15 +222,11 @@ static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t
         sample->value[number++] = memory_of(plan, row)[i];
 }
 
-/* The picks from number `next` on that lie before `stop`, as hits. */
-static void hits_at_picks(const Plan *plan, size_t row, size_t next, size_t stop, Hits *hits) {
-    const float *memory = memory_of(plan, row);
+/* The picks from number `next` on that lie in [start, stop), as bits. */
+static void mark_picks(const Plan *plan, size_t row, size_t next, size_t start, size_t stop, uint64_t *bits) {
     const uint32_t *picks = plan->picks + row * plan->room, *pick = picks + next, *end = picks + plan->picked[row];
-    reserve(hits, TILE);
-    for (; pick < end && *pick < stop; pick++) {
-        hits->index[hits->length] = *pick;
-        hits->value[hits->length++] = memory[*pick];
-    }
+    zero(bits, TILE / GROUP * sizeof *bits);
+    for (; pick < end && *pick < stop; pick++) bits[(*pick - start) / GROUP] |= (uint64_t)1 << (*pick - start) % GROUP;
 }
 
 static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
@@ -198,41 +240,33 @@ static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
     return low;
 }
 
-static void add_moments(Piece *piece, Moments more) {
-    piece->moments.sum += more.sum;
-    piece->moments.squares += more.squares;
-}
-
-/* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache. */
+/* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache; else it is listed. */
 static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hits *hits, Hits *old, size_t *rank) {
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
-    float threshold = piece->threshold;
-    Job job = {grad, memory, (float)step->decay, (float)step->gain, threshold, hits, old, 0};
+    Job job = {grad, memory, (float)step->decay, (float)step->gain, piece->threshold, old};
     piece->hits = hits;
     piece->first = hits->length;
     piece->key = 0;
     piece->ties = ALL_TIES;
-    piece->moments = (Moments){0, 0};
+    piece->error = 0.0;
     for (size_t start = piece->start, stop; start < piece->stop; start = stop) {
         stop = smaller(start / TILE * TILE + TILE, piece->stop);
-        size_t before = hits->length;
-        sieve(kind, &job, start, stop);
-        job.dense = hits->length - before > TILE / 256;
-        if (plan->rule == TAKE) {
-            hits->length = piece->first;
-            hits_at_picks(plan, row, *rank, stop, hits);
-        }
+        uint64_t bits[TILE / GROUP];
+        size_t count = stop - start, words = (count + GROUP - 1) / GROUP;
+        sieve(kind, &job, start, stop, bits);
+        if (plan->rule == TAKE) mark_picks(plan, row, *rank, start, stop, bits);
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
-        if ((plan->rule == GAUSSIAN && kind != IN_PLACE) || (step->measure && plan->rule != TAKE))
-            add_moments(piece, measure(memory + start, stop - start, threshold));
-        if (rank) {
-            send_hits(plan, row, piece, hits->length - piece->first, rank);
-            hits->length = piece->first;
-            if (step->measure && plan->rule == TAKE)
-                add_moments(piece, measure(memory + start, stop - start, threshold));
+        if (plan->rule == GAUSSIAN && kind != IN_PLACE) {
+            Moments moments = measure(memory + start, count);
+            piece->moments.sum += moments.sum;
+            piece->moments.squares += moments.squares;
         }
+        if (step->measure && plan->rule != TAKE) piece->error += squares(memory + start, count, piece->threshold);
+        if (rank) send_bits(plan, row, piece, start, bits, words, rank);
+        else list_bits(plan, row, start, bits, words, hits);
+        if (step->measure && plan->rule == TAKE) piece->error += squares(memory + start, count, INFINITY);
     }
     piece->count = hits->length - piece->first;
 }
@@ -456,18 +490,12 @@ static size_t refine(Plan *plan, size_t row, size_t segment, double t, size_t si
 
 static void choose_gaussian(Plan *plan, size_t row, size_t segment, size_t size, size_t k) {
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
-    double sum = 0.0, squares = 0.0;
+    double sum = 0.0, squared = 0.0;
     for (; piece < end; piece++) {
         sum += piece->moments.sum;
-        squares += piece->moments.squares;
-        const float *value = piece->hits->value + piece->first;
-        Moments hits = measure(value, piece->count, INFINITY);
-        uint32_t nonfinite = 0;
-        for (size_t i = 0; i < piece->count; i++) nonfinite += key_of(value[i]) >= 0x7f800000u;
-        sum += nonfinite ? NAN : hits.sum;
-        squares += hits.squares;
+        squared += piece->moments.squares;
     }
-    double mean = sum / (double)size, variance = squares / (double)size - mean * mean;
+    double mean = sum / (double)size, variance = squared / (double)size - mean * mean;
     double t = k < size ? fabs(mean) + sqrt(variance < 0.0 ? 0.0 : variance) * plan->quantiles[segment] : -1.0;
     refine(plan, row, segment, t, size, k, 2.0 / 3.0, 4.0 / 3.0);
 }
@@ -568,8 +596,7 @@ void gradsieve_take(Step *step, const uint32_t *picks, const int64_t *picked, in
 static void send_piece(void *context, size_t item) {
     Plan *plan = context;
     Piece *piece = &plan->pieces[item];
-    size_t rank = piece->rank;
-    if (!piece->sent) send_hits(plan, item / plan->row_pieces, piece, piece->count, &rank);
+    if (!piece->sent) send_hits(plan, item / plan->row_pieces, piece);
 }
 
 static void put_back_old(const Plan *plan, size_t row, size_t *count, double *error) {
@@ -598,7 +625,7 @@ void gradsieve_send(Step *step) {
         for (Piece *end = piece + plan->row_pieces; piece < end; piece++) {
             size_t sent = smaller(piece->rank + piece->chosen, slots) - smaller(piece->rank, slots);
             counts[piece->start / BLOCK] += (int32_t)sent;
-            error += piece->moments.squares + piece->error;
+            error += piece->error;
         }
         put_back_old(plan, row, &nonfinite, &error);
         step->wanted[(int64_t)row * step->wanted_stride] = (int32_t)step->totals[row];

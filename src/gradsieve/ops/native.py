@@ -83,12 +83,9 @@ def available() -> bool:
     return _library is not None
 
 
-PORTABLE, AVX2, AVX512 = range(3)
-
-
-def vectors(most: int = AVX512) -> int:
-    """Use the CPU's vector instructions up to these; returns those it uses."""
-    return int(_library.gradsieve_vectors(most))
+def vectors(wanted: bool = True) -> bool:
+    """Use loops written for AVX2 where they are wanted and the CPU has it; returns whether it does."""
+    return bool(_library.gradsieve_vectors(wanted))
 
 
 def threshold(pending: Pending, threshold: float) -> Sparse:

@@ -4,30 +4,32 @@
 
 #include "native.h"
 
-#define GROUP 64u /* coordinates tested at once */
+#define GROUP 64u /* coordinates whose hits are the bits of one word */
 
 typedef struct {
     const void *grad;
     float *memory, decay, gain, threshold;
-    Hits *hits, *old; /* old: what a non-finite p replaced */
-    int dense;        /* hits are so frequent that most groups have one: changes the speed alone */
+    Hits *old; /* what a non-finite p replaced */
 } Job;
 
 typedef struct {
     double sum, squares;
 } Moments;
 
-/* Adds [start, stop) of the gradient to the memory and appends what is not below the threshold. */
-typedef void Sieve(int kind, const Job *job, size_t start, size_t stop);
+/* Adds [start, stop) of the gradient to the memory; a bit for each coordinate says that it is not below the threshold.
+ * Bits instead of a list: a branch for each hit would stop the loads that run ahead of it. */
+typedef void Sieve(int kind, const Job *job, size_t start, size_t stop, uint64_t *bits);
 
-/* Sums over what is below the threshold; the order of addition is the same on every CPU. */
-typedef Moments Measure(const float *p, size_t count, float threshold);
+/* Sums whose order of addition is the same on every CPU. */
+typedef Moments Measure(const float *p, size_t count);
+typedef double Squares(const float *p, size_t count, float below);
 
 /* Six rounds of a Feistel network on 2 * half bits, as rng.permute. */
 typedef void Feistel(uint32_t *slots, size_t count, uint32_t half, uint32_t key);
 
 extern Sieve *sieve;
 extern Measure *measure;
+extern Squares *squares;
 extern Feistel *feistel;
 
 #endif
