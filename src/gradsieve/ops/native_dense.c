@@ -76,51 +76,87 @@ static int find_starts(Meeting *meeting) {
     return 1;
 }
 
-#define AHEAD 24u /* elements: their lines are far apart, and none is in the cache */
+#define LINE 16u /* coordinates in a cache line */
+#define CACHED (1u << 20) /* coordinates: a larger result has left the cache before anyone reads it */
 
-static void add_block(const Meeting *meeting, size_t block, float *total, uint64_t *touched) {
+/* A block of the result while it is summed: in the cache, where the result itself is not. */
+typedef struct {
+    _Alignas(64) float total[BLOCK];
+    uint8_t touched[BLOCK / LINE]; /* lines that are not zero */
+} Sum;
+
+static _Thread_local Sum sum_of_thread; /* zero between two blocks */
+
+INLINE void add_kind(int kind, Sum *sum, const uint16_t *offsets, const void *values, size_t start, size_t stop) {
+    for (size_t i = start; i < stop; i++) {
+        sum->total[offsets[i]] += load(kind, values, i);
+        sum->touched[offsets[i] / LINE] = 1;
+    }
+}
+
+static void add_block(const Meeting *meeting, size_t block, Sum *sum) {
     for (size_t row = 0; row < (size_t)meeting->workers; row++) {
         size_t start = meeting->starts[row * blocks_of(meeting) + block];
         size_t stop = start + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
         const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
         const char *values = row_at(meeting->values, meeting->value_kind, meeting->values_stride, row);
-        for (size_t i = start; i < stop; i++) {
-            __builtin_prefetch(&total[offsets[smaller(i + AHEAD, stop - 1)]], 1);
-            total[offsets[i]] += load((int)meeting->value_kind, values, i);
-            touched[offsets[i] / 64] |= (uint64_t)1 << offsets[i] % 64;
+        switch (meeting->value_kind) {
+        case F32: add_kind(F32, sum, offsets, values, start, stop); break;
+        case BF16: add_kind(BF16, sum, offsets, values, start, stop); break;
+        default: add_kind(F16, sum, offsets, values, start, stop);
         }
     }
 }
 
-#define CACHED (1u << 20) /* coordinates: a larger result has left the cache before anyone reads it */
-
-/* Zeroes past the cache, which would read every line before it writes it. */
-static void zero_through(float *to, size_t count) {
+/* Writes a line of the result; `through`: past the cache, which would read it first. */
+INLINE void put_line(int kind, void *out, size_t at, const float *line, int through) {
+    if (kind != F32) {
+        for (size_t i = 0; i < LINE; i++) store(kind, out, at + i, line[i]);
+        return;
+    }
+    float *to = (float *)out + at;
 #if defined(__SSE2__)
-    for (; count && (uintptr_t)to % 64; count--) *to++ = 0.0f;
-    for (; count >= 16; count -= 16, to += 16)
-        for (size_t i = 0; i < 16; i += 4) _mm_stream_ps(to + i, _mm_setzero_ps());
-    _mm_sfence();
+    if (through) {
+        for (size_t i = 0; i < LINE; i += 4) _mm_stream_ps(to + i, _mm_load_ps(line + i));
+        return;
+    }
 #endif
-    zero(to, count * sizeof *to);
+    (void)through;
+    memcpy(to, line, LINE * sizeof *to);
+}
+
+/* Divides the sum of [start, stop), writes it to the result and leaves zeros. */
+INLINE void put_sum(int kind, const Meeting *meeting, Sum *sum, size_t start, size_t stop, int through) {
+    static const _Alignas(64) float nothing[LINE];
+    void *out = meeting->out;
+    float divisor = (float)meeting->divisor, factor = 1.0f / divisor, *line = sum->total;
+    int exponent, exact = frexpf(divisor, &exponent) == 0.5f && factor >= FLT_MIN && factor <= FLT_MAX; /* rounds alike */
+    const uint8_t *touched = sum->touched;
+    for (; start + LINE <= stop; start += LINE, line += LINE) {
+        if (!*touched++) {
+            put_line(kind, out, start, nothing, through);
+            continue;
+        }
+        for (size_t i = 0; i < LINE; i++) line[i] = exact ? line[i] * factor : line[i] / divisor;
+        put_line(kind, out, start, line, through);
+        memset(line, 0, LINE * sizeof *line);
+    }
+    for (; start < stop; start++, *line++ = 0.0f) store(kind, out, start, *line / divisor);
+    memset(sum->touched, 0, sizeof sum->touched);
 }
 
 static void decode_block(void *context, size_t block) {
     const Meeting *meeting = context;
-    size_t start = block * BLOCK, count = smaller(BLOCK, (size_t)meeting->size - start);
-    uint64_t touched[BLOCK / 64] = {0};
-    int narrow = meeting->out_kind != F32;
-    float *total = narrow ? need(malloc(BLOCK * sizeof *total)) : (float *)meeting->out + start;
-    float divisor = (float)meeting->divisor;
-    if (narrow || meeting->size < CACHED) zero(total, count * sizeof *total);
-    else zero_through(total, count);
-    add_block(meeting, block, total, touched);
-    for (size_t word = 0; word < BLOCK / 64; word++) /* dividing all of it would take longer than all the rest */
-        for (uint64_t bits = touched[word]; bits; bits &= bits - 1)
-            total[word * 64 + (size_t)__builtin_ctzll(bits)] /= divisor;
-    if (!narrow) return;
-    for (size_t i = 0; i < count; i++) store((int)meeting->out_kind, meeting->out, start + i, total[i]);
-    free(total);
+    size_t start = block * BLOCK, stop = smaller(start + BLOCK, (size_t)meeting->size);
+    Sum *sum = &sum_of_thread;
+    add_block(meeting, block, sum);
+    if (meeting->out_kind == BF16) put_sum(BF16, meeting, sum, start, stop, 0);
+    else if (meeting->out_kind == F16) put_sum(F16, meeting, sum, start, stop, 0);
+    else if (meeting->size < CACHED || (uintptr_t)meeting->out % 16) put_sum(F32, meeting, sum, start, stop, 0);
+    else put_sum(F32, meeting, sum, start, stop, 1);
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 static int meet(Meeting *meeting, size_t items, void (*work)(void *, size_t)) {
