@@ -11,7 +11,8 @@
 
 #define TILE 1024u /* coordinates that stay in the first-level cache between sieving and sending */
 #define ALL_TIES SIZE_MAX
-#define NO_KEY UINT32_MAX
+#define NAN_KEY 0x7f800001
+#define NO_KEY 0x7fffffffu /* none is greater or equal */
 
 /* What Python asks for; the fields of native.py's _Step. */
 typedef struct {
@@ -192,20 +193,43 @@ static void list_bits(const Plan *plan, size_t row, size_t start, const uint64_t
     hits->length = length;
 }
 
+/* Bits of up to TILE listed values: whether a key is greater than the limit. */
+static size_t bits_of_list(const float *value, size_t count, int32_t limit, uint64_t *bits) {
+    Job job = {.memory = (float *)value, .limit = limit < NAN_KEY ? limit : INT32_MAX}; /* nothing is above a NaN */
+    sieve(IN_PLACE, &job, 0, count, bits);
+    return (count + GROUP - 1) / GROUP;
+}
+
+/* How many listed values have a greater key. */
+static size_t count_greater(const float *value, size_t count, int32_t limit) {
+    size_t found = 0;
+    for (size_t start = 0; start < count; start += TILE) {
+        uint64_t bits[TILE / GROUP];
+        size_t words = bits_of_list(value + start, smaller(TILE, count - start), limit, bits);
+        for (size_t word = 0; word < words; word++) found += (size_t)__builtin_popcountll(bits[word]);
+    }
+    return found;
+}
+
 /* Sends a piece's chosen hits. */
 static void send_hits(const Plan *plan, size_t row, Piece *piece) {
     const Slots slots = slots_of(plan, row);
     float *memory = memory_of(plan, row);
     const uint32_t *index = piece->hits->index + piece->first;
     const float *value = piece->hits->value + piece->first;
-    size_t rank = piece->rank;
-    for (size_t i = 0; i < piece->count; i++) {
-        if (i + 16 < piece->count) __builtin_prefetch(memory + index[i + 16], 1);
-        float rest = value[i];
-        uint32_t key = key_of(rest);
-        if (key > piece->key || (key == piece->key && piece->ties && piece->ties--))
-            rest = send(&slots, rank++, memory, index[i], rest);
-        if (plan->step->measure) piece->error += square_if_finite(rest);
+    size_t rank = piece->rank, end = rank + piece->chosen;
+    int measured = (int)plan->step->measure;
+    if (measured) piece->error += squares(value, piece->count, piece->key < 0x7f800000u ? float_of(piece->key) : INFINITY);
+    for (size_t start = 0; start < piece->count && (rank < end || measured); start += TILE) {
+        uint64_t bits[TILE / GROUP];
+        size_t words = bits_of_list(value + start, smaller(TILE, piece->count - start), (int32_t)piece->key - 1, bits);
+        for (size_t word = 0; word < words; word++)
+            for (uint64_t left = bits[word]; left; left &= left - 1) {
+                size_t i = start + word * GROUP + (size_t)__builtin_ctzll(left);
+                int sent = key_of(value[i]) != piece->key || (piece->ties && piece->ties--);
+                float rest = sent ? send(&slots, rank++, memory, index[i], value[i]) : value[i];
+                if (measured) piece->error += square_if_finite(rest);
+            }
     }
 }
 
@@ -245,7 +269,8 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
-    Job job = {grad, memory, (float)step->decay, (float)step->gain, piece->threshold, old};
+    int32_t limit = piece->threshold > 0.0f ? (int32_t)bits_of(piece->threshold) - 1 : -1;
+    Job job = {grad, memory, (float)step->decay, (float)step->gain, limit, old};
     piece->hits = hits;
     piece->first = hits->length;
     piece->key = 0;
@@ -395,15 +420,15 @@ static void choose(Plan *plan, size_t row, size_t segment, uint32_t key, size_t 
     Piece *end, *piece = pieces_of(plan, row, segment, &end);
     for (; piece < end; piece++) {
         const float *value = piece->hits->value + piece->first;
-        uint32_t greater = 0, equal = 0; /* as narrow as the keys, so that the loop becomes vectors */
-        for (size_t i = 0; i < piece->count; i++) {
-            greater += key_of(value[i]) > key;
-            equal += key_of(value[i]) == key;
-        }
         piece->key = key;
-        piece->ties = smaller(equal, ties);
-        piece->chosen = greater + piece->ties;
-        ties -= ties == ALL_TIES ? 0 : piece->ties;
+        piece->ties = 0;
+        piece->chosen = count_greater(value, piece->count, (int32_t)key);
+        if (ties && piece->chosen < piece->count) {
+            size_t equal = count_greater(value, piece->count, (int32_t)key - 1) - piece->chosen;
+            piece->ties = smaller(equal, ties);
+            piece->chosen += piece->ties;
+            ties -= ties == ALL_TIES ? 0 : piece->ties;
+        }
     }
 }
 

@@ -16,11 +16,12 @@ INLINE void sieve_plain(int kind, const Job *job, size_t start, size_t stop, uin
         for (size_t j = 0; j < count; j++) {
             p[j] = memory[i + j];
             if (kind != IN_PLACE) p[j] = p[j] * job->decay + load(kind, job->grad, i + j) * job->gain;
-            any |= !(fabsf(p[j]) < job->threshold);
+            any |= (int32_t)(bits_of(p[j]) & 0x7fffffffu) > job->limit;
         }
         *bits = 0;
         if (UNLIKELY(any)) {
-            for (size_t j = 0; j < count; j++) *bits |= (uint64_t) !(fabsf(p[j]) < job->threshold) << j;
+            for (size_t j = 0; j < count; j++)
+                *bits |= (uint64_t)((int32_t)(bits_of(p[j]) & 0x7fffffffu) > job->limit) << j;
             if (kind != IN_PLACE) remember(p, memory, i, count, job->old);
         }
         if (kind != IN_PLACE) memcpy(memory + i, p, count * sizeof *p);
@@ -110,12 +111,12 @@ INLINE AVX2 __m256 load8(int kind, const void *from, size_t i) {
 
 INLINE AVX2 __m256i key8(__m256 p) { return _mm256_and_si256(_mm256_castps_si256(p), _mm256_set1_epi32(0x7fffffff)); }
 
-/* As sieve_plain; magnitudes are compared as integers, where a NaN is the greatest. `unit`: decay and gain are 1.
+/* As sieve_plain. `unit`: decay and gain are 1.
  * 256 bits on every CPU: wider loads and stores are up to a tenth slower where memory is the limit. */
 INLINE AVX2 void sieve_vectors(int kind, int unit, const Job *job, size_t start, size_t stop, uint64_t *bits) {
     const __m256 decay = _mm256_set1_ps(job->decay), gain = _mm256_set1_ps(job->gain);
     const __m256i finite = _mm256_set1_epi32(0x7f7fffff);
-    const __m256i limit = _mm256_set1_epi32(job->threshold > 0.0f ? (int)bits_of(job->threshold) - 1 : -1);
+    const __m256i limit = _mm256_set1_epi32(job->limit);
     float *memory = job->memory;
     size_t i = start;
     for (; i + GROUP <= stop; i += GROUP) {

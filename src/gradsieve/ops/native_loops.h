@@ -8,15 +8,16 @@
 
 typedef struct {
     const void *grad;
-    float *memory, decay, gain, threshold;
-    Hits *old; /* what a non-finite p replaced */
+    float *memory, decay, gain;
+    int32_t limit; /* hits are the p whose key is greater */
+    Hits *old;     /* what a non-finite p replaced */
 } Job;
 
 typedef struct {
     double sum, squares;
 } Moments;
 
-/* Adds [start, stop) of the gradient to the memory; a bit for each coordinate says that it is not below the threshold.
+/* Adds [start, stop) of the gradient to the memory; a bit for each coordinate says whether it is a hit.
  * Bits instead of a list: a branch for each hit would stop the loads that run ahead of it. */
 typedef void Sieve(int kind, const Job *job, size_t start, size_t stop, uint64_t *bits);
 
