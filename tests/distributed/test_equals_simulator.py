@@ -47,6 +47,20 @@ def test_every_rule_bit_for_bit(workers, scope, ranks):
         check_bits(workers, rule, options, results)
 
 
+def on_ranks_of_a_host(rank, workers, crowded, cases):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradsieve.ddp._crowded", lambda link: crowded)
+        return on_ranks(rank, workers, cases)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_when_arrivals_are_decoded_changes_nothing(crowded, ranks):
+    options = {"exchange": "allgather", "strict": True}
+    cases = [("threshold:2", {"bucket_cap_mb": SMALL}, options), ("topk:0.1", {"bucket_cap_mb": SMALL}, options)]
+    for (rule, _, _), *results in zip(cases, *ranks(2, on_ranks_of_a_host, crowded, cases), strict=True):
+        check_bits(2, rule, options, results)
+
+
 @pytest.mark.parametrize("values", ["bfloat16", "float16"])
 def test_values_of_16_bits_bit_for_bit(values, ranks):
     options = {"values": values, "exchange": "allgather", "strict": True}

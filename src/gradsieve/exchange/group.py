@@ -1,8 +1,10 @@
 """Real workers: a torch.distributed process group, one worker a process. The only file that calls its collectives."""
 
+import socket
 import weakref
+import zlib
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 import torch.distributed as dist
@@ -34,6 +36,35 @@ class Coming:
 
     def wait(self) -> Tensor:
         return self.future().wait()
+
+
+class Held:
+    """Arrivals that nobody receives before the backward pass is over.
+
+    Where every core is busy with it, decoding beside it gains nothing, and each callback that waits for a core with
+    the interpreter in its hands stops the pass.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Coming, Callable[[Exception], Exception], Future[Tensor]]] = []
+
+    def future(self, coming: Coming, on_error: Callable[[Exception], Exception]) -> "Future[Tensor]":
+        waiting: Future[Tensor] = Future()
+        self._held.append((coming, on_error, waiting))
+        return waiting.then(lambda future: future.value())  # an error that is set there is raised here
+
+    def release(self) -> None:
+        """Receive what is there, and the rest as it comes."""
+        held, self._held = self._held, []
+        for coming, on_error, waiting in held:
+            coming.future(on_error).add_done_callback(partial(_pass_on, waiting))
+
+
+def _pass_on(waiting: "Future[Tensor]", done: "Future[Tensor]") -> None:
+    try:
+        waiting.set_result(done.value())
+    except Exception as error:
+        waiting.set_exception(error)  # type: ignore[arg-type]
 
 
 class GroupLink:
@@ -83,6 +114,11 @@ class GroupLink:
     def counts(self, count_L: Tensor) -> list[int]:
         counts: list[int] = self.gather(count_L.long().view(1, 1).to(self.device)).wait().view(-1).tolist()
         return counts
+
+    def neighbours(self) -> int:
+        """How many of the ranks run on this host, this one included."""
+        host = zlib.crc32(socket.gethostname().encode())
+        return self.counts(torch.tensor([host])).count(host)
 
 
 def _all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:
