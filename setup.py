@@ -1,5 +1,7 @@
 """The native CPU ops: a plain shared library beside ops/native.py; without a compiler the package installs without."""
 
+from glob import glob
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -21,8 +23,8 @@ setup(
     ext_modules=[
         Extension(
             "gradsieve.ops._native",
-            [f"{OPS}/native.c", f"{OPS}/native_dense.c", f"{OPS}/native_loops.c"],
-            depends=[f"{OPS}/native.h", f"{OPS}/native_loops.h"],
+            sorted(glob(f"{OPS}/native*.c")),
+            depends=sorted(glob(f"{OPS}/native*.h")),
             extra_compile_args=["-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread"],
             libraries=["m"],
             extra_link_args=["-pthread"],

@@ -234,11 +234,10 @@ class Sieve:
     def _settle(self) -> None:
         """Once a step has arrived whole: where a bucket was not finite, the other ones keep what they sent."""
         channels, self._sent = self._sent, []
-        if channels:
+        if any(channel.bad.is_cuda or bool(channel.bad) for channel in channels):  # a device is not waited for
             bad = torch.stack([channel.bad for channel in channels]).any()
-            if bad.is_cuda or bool(bad):  # a device is not waited for
-                for channel in channels:
-                    channel.conclude(bad)
+            for channel in channels:
+                channel.conclude(bad)
 
     def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor) -> Coming:
         self._sent.append(channel)

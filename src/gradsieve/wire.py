@@ -10,6 +10,7 @@ straight into it, and what arrives is decoded in place.
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,9 @@ class Frame:
         self.buffer_LN = buffer_LN
         counts, index, values, _ = form.parts
         self.header_LH = buffer_LN[:, :counts].view(torch.int32)
+        self._agreed_H = form.header[: STEP + 1].to(buffer_LN.device, non_blocking=True, copy=True)
+        self._stamps = _light(self.header_LH[:, STEP : STEP + 1]), _light(self._agreed_H[STEP:])
+        self._checked = _light(self.header_LH[:, : STEP + 1]), _light(self._agreed_H)
         self.counts_LB = buffer_LN[:, counts : counts + 4 * form.blocks].view(torch.int32)
         self.index = buffer_LN[:, index:values]
         self.values_LK = buffer_LN[:, values : values + form.slots * form.values.itemsize].view(form.values)
@@ -102,34 +106,36 @@ class Frame:
         wanted_L, nonfinite_L = self.header_LH[:, WANTED], self.header_LH[:, NONFINITE]
         return Sparse(self.form.size, self.counts_LB, self.offsets_LK, self.values_LK, wanted_L, nonfinite_L)
 
-    @cached_property
-    def _agreed_H(self) -> Tensor:
-        return self.form.header[: STEP + 1].to(self.buffer_LN.device, non_blocking=True, copy=True)
-
     def pack(self, step: int) -> Tensor:
         """The bytes to send, once the ops have filled ``sparse``."""
-        self.header_LH[:, STEP] = step & 0x7FFFFFFF
+        self._stamps[0][:] = step & 0x7FFFFFFF
         if self.form.form == BITMAP:
             of(self.buffer_LN).to_bitmap(self.sparse, self.index)
         return self.buffer_LN
 
     def unpack(self, step: int) -> tuple[Sparse, Tensor]:
         """What arrived, and which rows of it are not what was agreed (a bool a worker; nothing waits for a device)."""
-        self._agreed_H[STEP : STEP + 1] = step & 0x7FFFFFFF  # a slice is filled without waiting for a device
-        wrong_L = (self.header_LH[:, : STEP + 1] != self._agreed_H).any(1)
-        if self.form.form == BITMAP:
-            wrong_L |= of(self.buffer_LN).from_bitmap(self.index, self.sparse)
-        return self.sparse, wrong_L | of(self.buffer_LN).misplaced(self.sparse)
+        self._stamps[1][:] = step & 0x7FFFFFFF  # a slice is filled without waiting for a device
+        header, agreed = self._checked
+        untrue_L = of(self.buffer_LN).from_bitmap(self.index, self.sparse) if self.form.form == BITMAP else None
+        wrong_L = of(self.buffer_LN).misplaced(self.sparse)
+        _light(wrong_L)[:] |= (header != agreed).any(1)
+        return self.sparse, wrong_L if untrue_L is None else wrong_L | untrue_L
 
     def complaint(self, step: int, row: int, rank: int | None = None) -> WireError:
         """Why a row was refused; it is rank ``rank``'s, where that is not the row's number."""
         rank = row if rank is None else rank
-        self._agreed_H[STEP : STEP + 1] = step & 0x7FFFFFFF
+        self._stamps[1][:] = step & 0x7FFFFFFF
         header = self.header_LH[row].tolist()
         for name, got, agreed in zip(FIELDS[: STEP + 1], header, self._agreed_H.tolist(), strict=False):
             if got != agreed:
                 return WireError(f"payload of rank {rank}: {name} is {got}, {agreed} was agreed")
         return WireError(f"payload of rank {rank}: its counts or positions are out of range, or one is there twice")
+
+
+def _light(tensor: Tensor) -> Any:
+    """The same memory as a NumPy array where it lies on the host: its operations on a few numbers cost much less."""
+    return tensor.numpy() if tensor.is_cpu else tensor
 
 
 def _pad(size: int) -> int:

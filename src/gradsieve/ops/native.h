@@ -12,6 +12,7 @@
 
 #define BLOCK 65536u
 #define INLINE static inline __attribute__((always_inline))
+#define INTERNAL __attribute__((visibility("hidden")))
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 enum { F32, BF16, F16, IN_PLACE }; /* the last: no gradient, the memory holds p already */
@@ -78,6 +79,10 @@ INLINE float load(int kind, const void *from, size_t i) {
 INLINE void store(int kind, void *to, size_t i, float x) {
     if (kind == F32) ((float *)to)[i] = x;
     else ((uint16_t *)to)[i] = kind == BF16 ? to_bfloat(x) : to_half(x);
+}
+
+static inline const void *row_of(const void *base, int kind, int64_t stride, size_t row) {
+    return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
 }
 
 /* Rounds to the wire's precision, saturating; returns what receivers will read. */

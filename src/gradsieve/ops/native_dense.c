@@ -7,10 +7,6 @@
 
 #define TILE 2048u
 
-static const char *row_at(const void *base, int64_t kind, int64_t stride, size_t row) {
-    return (const char *)base + (int64_t)row * stride * (kind == F32 ? 4 : 2);
-}
-
 typedef struct {
     int64_t workers, size, threads, kind, out_kind;
     double divisor;
@@ -26,7 +22,7 @@ static void mean_block(void *context, size_t block) {
     for (size_t start = block * BLOCK; start < stop; start += TILE) {
         size_t count = smaller(TILE, stop - start);
         for (size_t row = 0; row < (size_t)mean->workers; row++) {
-            const char *from = row_at(mean->rows, mean->kind, mean->stride, row);
+            const void *from = row_of(mean->rows, (int)mean->kind, mean->stride, row);
             if (row == 0)
                 for (size_t i = 0; i < count; i++) total[i] = load((int)mean->kind, from, start + i);
             else
@@ -99,7 +95,7 @@ static void add_block(const Meeting *meeting, size_t block, Sum *sum) {
         size_t start = meeting->starts[row * blocks_of(meeting) + block];
         size_t stop = start + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
         const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
-        const char *values = row_at(meeting->values, meeting->value_kind, meeting->values_stride, row);
+        const void *values = row_of(meeting->values, (int)meeting->value_kind, meeting->values_stride, row);
         switch (meeting->value_kind) {
         case F32: add_kind(F32, sum, offsets, values, start, stop); break;
         case BF16: add_kind(BF16, sum, offsets, values, start, stop); break;
@@ -174,7 +170,7 @@ static void give_back_block(void *context, size_t item) {
     size_t blocks = blocks_of(meeting), row = item / blocks, block = item % blocks, i = meeting->starts[item];
     size_t stop = i + (size_t)meeting->counts[(int64_t)row * meeting->counts_stride + (int64_t)block];
     const uint16_t *offsets = meeting->offsets + (int64_t)row * meeting->offsets_stride;
-    const char *values = row_at(meeting->values, meeting->value_kind, meeting->values_stride, row);
+    const void *values = row_of(meeting->values, (int)meeting->value_kind, meeting->values_stride, row);
     float *memory = (float *)meeting->out + (int64_t)row * meeting->out_stride + block * BLOCK;
     for (; i < stop; i++) memory[offsets[i]] += load((int)meeting->value_kind, values, i);
 }

@@ -28,9 +28,9 @@ typedef double Squares(const float *p, size_t count, float below);
 /* Six rounds of a Feistel network on 2 * half bits, as rng.permute. */
 typedef void Feistel(uint32_t *slots, size_t count, uint32_t half, uint32_t key);
 
-extern Sieve *sieve;
-extern Measure *measure;
-extern Squares *squares;
-extern Feistel *feistel;
+INTERNAL extern Sieve *sieve;
+INTERNAL extern Measure *measure;
+INTERNAL extern Squares *squares;
+INTERNAL extern Feistel *feistel;
 
 #endif
