@@ -1,6 +1,5 @@
 """attach(): sparse exchange as DDP's communication hook, with a memory that belongs to parameters, not buckets."""
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradsieve.exchange.group import Coming, GroupLink, Held
+from gradsieve.exchange.group import Coming, GroupLink
 from gradsieve.feedback import Momentum
 from gradsieve.handshake import agree
 from gradsieve.layout import Layout
@@ -115,7 +114,8 @@ class Sieve:
         self._lr_ratio = 1.0
         self._gain = 1.0
         self._pace: Pace | None = None
-        self._held: Held | None = None
+        self._crowded = False
+        self._coming: list[tuple[int, Coming, Future[Tensor]]] = []  # in this step, by bucket
         self._dense, self._at_stake = False, True  # this step
         self._sent: list[Channel] = []  # in this step
         self._waiting: list[tuple[GradBucket, Future[Tensor]]] = []
@@ -137,7 +137,7 @@ class Sieve:
         agree(link, self.options, self._layout, link.device)
         on_cpu = all(p.is_cpu for p in self._names)  # a device codes while the host goes on: no clock here sees it
         self._pace = Pace(link) if self.options.exchange == "auto" and on_cpu else None
-        self._held = Held() if on_cpu and _crowded(link) else None
+        self._crowded = on_cpu and link.crowded()
         self._link = link
 
     def stats(self) -> Stats:
@@ -198,12 +198,15 @@ class Sieve:
             channel = self._channel_of(bucket)
             buffer_n = bucket.buffer()
             arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n)
-            fail = partial(self._break, self.step, bucket.index())
-            done = arrival.future(fail) if self._held is None else self._held.future(arrival, fail)
+            if self._crowded:
+                return self._receive_together(bucket, arrival)
+            done = arrival.future(partial(self._break, self.step, bucket.index()))
             if bucket.is_last():
                 self._end()
             return done
         except Exception as error:
+            if self._broken is not None:
+                raise
             raise self._break(self.step, bucket.index(), error) from error
 
     def _begin(self) -> None:
@@ -222,8 +225,6 @@ class Sieve:
             self._lr = lr
 
     def _end(self) -> None:
-        if self._held is not None:
-            self._held.release()
         self.step += 1
         if self._used is not None:
             self._used.clear()
@@ -255,6 +256,24 @@ class Sieve:
         )
         assert isinstance(arrival, Coming)
         return arrival
+
+    def _receive_together(self, bucket: GradBucket, arrival: Coming) -> Future[Tensor]:
+        """Hold arrivals until the last bucket is on its way, then receive them here.
+
+        Where every core is busy with the backward pass, decoding beside it gains nothing, and a callback that waits for
+        a core with the interpreter in its hands stops it.
+        """
+        waiting: Future[Tensor] = Future()
+        self._coming.append((bucket.index(), arrival, waiting))
+        if bucket.is_last():
+            coming, self._coming = self._coming, []
+            for index, arrival, result in coming:
+                try:
+                    result.set_result(arrival.wait())
+                except Exception as error:
+                    raise self._break(self.step, index, error) from error
+            self._end()
+        return waiting
 
     def _takes_all_at_once(self) -> bool:
         """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
@@ -348,12 +367,6 @@ def _note(used: set[str], name: str, parameter: Tensor) -> None:
 def _place() -> tuple[int, int]:
     """Rank and number of workers of a sieve that has not met the others yet."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _crowded(link: GroupLink) -> bool:
-    """Whether the ranks of this host keep all its cores busy."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return link.neighbours() * torch.get_num_threads() >= cores
 
 
 def _check_room(ddp: DistributedDataParallel, slot: _Slot | None) -> None:

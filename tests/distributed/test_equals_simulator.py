@@ -49,7 +49,7 @@ def test_every_rule_bit_for_bit(workers, scope, ranks):
 
 def on_ranks_of_a_host(rank, workers, crowded, cases):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gradsieve.ddp._crowded", lambda link: crowded)
+        patch.setattr("gradsieve.exchange.group.GroupLink.crowded", lambda link: crowded)
         return on_ranks(rank, workers, cases)
 
 

@@ -1,10 +1,11 @@
 """Real workers: a torch.distributed process group, one worker a process. The only file that calls its collectives."""
 
+import os
 import socket
 import weakref
 import zlib
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -28,43 +29,20 @@ class Coming:
         def arrived(done: "Future[object]") -> Tensor:
             try:
                 done.value()  # raises what the backend did
-                return reduce(lambda value, use: use(value), uses, result)
+                return _use(result, uses)
             except Exception as error:
                 raise on_error(error) from error
 
         return self._work.get_future().then(arrived)
 
     def wait(self) -> Tensor:
-        return self.future().wait()
+        """The last result, here and now."""
+        self._work.wait()
+        return _use(self._result, self._uses)
 
 
-class Held:
-    """Arrivals that nobody receives before the backward pass is over.
-
-    Where every core is busy with it, decoding beside it gains nothing, and each callback that waits for a core with
-    the interpreter in its hands stops the pass.
-    """
-
-    def __init__(self) -> None:
-        self._held: list[tuple[Coming, Callable[[Exception], Exception], Future[Tensor]]] = []
-
-    def future(self, coming: Coming, on_error: Callable[[Exception], Exception]) -> "Future[Tensor]":
-        waiting: Future[Tensor] = Future()
-        self._held.append((coming, on_error, waiting))
-        return waiting.then(lambda future: future.value())  # an error that is set there is raised here
-
-    def release(self) -> None:
-        """Receive what is there, and the rest as it comes."""
-        held, self._held = self._held, []
-        for coming, on_error, waiting in held:
-            coming.future(on_error).add_done_callback(partial(_pass_on, waiting))
-
-
-def _pass_on(waiting: "Future[Tensor]", done: "Future[Tensor]") -> None:
-    try:
-        waiting.set_result(done.value())
-    except Exception as error:
-        waiting.set_exception(error)  # type: ignore[arg-type]
+def _use(result: Tensor, uses: tuple[Callable[[Tensor], Tensor], ...]) -> Tensor:
+    return reduce(lambda value, use: use(value), uses, result)
 
 
 class GroupLink:
@@ -115,10 +93,12 @@ class GroupLink:
         counts: list[int] = self.gather(count_L.long().view(1, 1).to(self.device)).wait().view(-1).tolist()
         return counts
 
-    def neighbours(self) -> int:
-        """How many of the ranks run on this host, this one included."""
+    def crowded(self) -> bool:
+        """Whether the ranks of this host keep all its cores busy."""
         host = zlib.crc32(socket.gethostname().encode())
-        return self.counts(torch.tensor([host])).count(host)
+        neighbours = self.counts(torch.tensor([host])).count(host)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return neighbours * torch.get_num_threads() >= cores
 
 
 def _all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:
