@@ -214,7 +214,9 @@ class Sieve:
         self._settle()
         if self._pace is not None:
             self._dense = self._pace.next_step(self._channels.values())
-            self._at_stake = not self._dense or not all(c.nothing_waits() for c in self._channels.values())
+            settled = self.step > 1  # DDP makes its buckets anew after the first step
+            dense = self._dense or (settled and all(c.plan.dense for c in self._channels.values()))
+            self._at_stake = not dense or not all(c.nothing_waits() for c in self._channels.values())
         if self._scaler is not None and self._scaler.is_enabled():
             self._gain = 1.0 / self._scaler.get_scale()
         if self._optimizer is not None:
