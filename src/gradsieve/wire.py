@@ -119,7 +119,8 @@ class Frame:
         header, agreed = self._checked
         untrue_L = of(self.buffer_LN).from_bitmap(self.index, self.sparse) if self.form.form == BITMAP else None
         wrong_L = of(self.buffer_LN).misplaced(self.sparse)
-        _light(wrong_L)[:] |= (header != agreed).any(1)
+        seen = _light(wrong_L)
+        seen |= (header != agreed).any(1)  # in place
         return self.sparse, wrong_L if untrue_L is None else wrong_L | untrue_L
 
     def complaint(self, step: int, row: int, rank: int | None = None) -> WireError:
