@@ -112,7 +112,7 @@ INLINE AVX2 __m256 load8(int kind, const void *from, size_t i) {
 INLINE AVX2 __m256i key8(__m256 p) { return _mm256_and_si256(_mm256_castps_si256(p), _mm256_set1_epi32(0x7fffffff)); }
 
 /* As sieve_plain. `unit`: decay and gain are 1.
- * 256 bits on every CPU: wider loads and stores are up to a tenth slower where memory is the limit. */
+ * 256 bits on every CPU: where memory is the limit, wider vectors gain nothing. */
 INLINE AVX2 void sieve_vectors(int kind, int unit, const Job *job, size_t start, size_t stop, uint64_t *bits) {
     const __m256 decay = _mm256_set1_ps(job->decay), gain = _mm256_set1_ps(job->gain);
     const __m256i finite = _mm256_set1_epi32(0x7f7fffff);
