@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -27,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gradsieve as gs
 from gradsieve.lab import tasks
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.group import in_group
 from gradsieve.lab.records import EndRow, EpochRow, RunRow, StepRow, read_rows
 from gradsieve.lab.runner import Launcher, Options, Training, optimizer_of, rows
 from gradsieve.lab.tasks import Task
@@ -89,6 +89,7 @@ def _start(workers: int, arguments: tuple[object, ...], failure: Path) -> None:
         failure.write_text(f"rank {rank} failed: {str(first.message).strip().splitlines()[-1]}")
 
 
+@in_group()
 def _rank(
     task_name: str,
     data_dir: Path | None,
@@ -100,8 +101,6 @@ def _rank(
     tell: bool = False,
 ) -> None:
     """One rank: train, and on rank 0 write down how it goes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     task = tasks.get(task_name, data_dir=data_dir, cache_dir=cache_dir)
     trainings = _train(task, rule, options)
     if dist.get_rank() == 0:
@@ -115,7 +114,6 @@ def _rank(
     else:
         for _ in trainings:
             pass
-    dist.destroy_process_group()
 
 
 def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:

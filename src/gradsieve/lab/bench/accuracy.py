@@ -18,14 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradsieve.lab import tasks
 from gradsieve.lab.bench.ways import way_of
+from gradsieve.lab.group import in_group
 from gradsieve.lab.runner import Options, optimizer_of
 from gradsieve.lab.tasks.base import Classification
 
 
+@in_group()
 def main(job: dict[str, Any]) -> None:
     """Train one way until ``target`` is reached or ``seconds`` are over; the clock stands still for evaluations."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank, workers = dist.get_rank(), dist.get_world_size()
     folder = Path(job["data_dir"]) if job["data_dir"] else None
     task = tasks.get(job["task"], data_dir=folder)
@@ -69,8 +69,6 @@ def main(job: dict[str, Any]) -> None:
     if rank == 0:
         reached = bool(curve) and curve[-1][1] >= job["target"]
         print(json.dumps({"seconds": spent if reached else None, "steps": step, "curve": curve}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def _check_replicas(model: nn.Module, way: str) -> None:

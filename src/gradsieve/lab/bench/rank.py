@@ -20,6 +20,7 @@ from gradsieve.lab.bench.hosts import bytes_sent
 from gradsieve.lab.bench.phases import Watch
 from gradsieve.lab.bench.shapes import resnet18
 from gradsieve.lab.bench.ways import PEERS, peer_of, way_of
+from gradsieve.lab.group import in_group
 
 WARM = 18  # steps before the first that is timed, while the memory fills and `auto` tries; what has none needs 3
 STEPS = 3  # timed steps in a row of one way, after one that is not timed
@@ -94,9 +95,8 @@ def _watch(way: str, module: Backward, common: dict[str, Any], slow: bool) -> gs
     return watch.meter
 
 
+@in_group()
 def main(job: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     rank = dist.get_rank()
     shapes = resnet18()
     size = sum(torch.Size(shape).numel() for shape in shapes)
@@ -143,8 +143,6 @@ def main(job: dict[str, Any]) -> None:
         views = all(model.gradient_as_bucket_view for model in models.values())
         told = {"samples": samples, "sent": sent, "phases": phases, "densities": densities, "bucket_view": views}
         print(json.dumps(told), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

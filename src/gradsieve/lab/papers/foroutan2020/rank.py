@@ -20,6 +20,7 @@ import gradsieve as gs
 from gradsieve.exchange.group import GroupLink
 from gradsieve.lab.bench.phases import Watch
 from gradsieve.lab.bench.ways import peer_of
+from gradsieve.lab.group import in_group
 from gradsieve.lab.papers.foroutan2020.configurations import ALL, SGD, Configuration
 from gradsieve.lab.tasks.nets import resnet18
 
@@ -106,9 +107,8 @@ def _attach(ddp: DistributedDataParallel, kind: Configuration) -> gs.Meter:
     return meter
 
 
+@in_group()
 def main(job: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     generator = torch.Generator().manual_seed(dist.get_rank())
     images = torch.randn(job["batch"], 3, 32, 32, generator=generator)
     labels = torch.randint(10, (job["batch"],), generator=generator)
@@ -127,8 +127,6 @@ def main(job: dict[str, Any]) -> None:
             samples[name].append(link.gather(spent_LP).wait().mean(0).tolist())
     if dist.get_rank() == 0:
         print(json.dumps(samples), flush=True)
-    meet(link)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
