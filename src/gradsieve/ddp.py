@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradsieve.exchange.group import Coming, GroupLink
 from gradsieve.feedback import Momentum
 from gradsieve.handshake import agree
+from gradsieve.landing import Landing
 from gradsieve.layout import Layout
 from gradsieve.meter import Meter, Stats
 from gradsieve.options import options_of
@@ -109,6 +110,7 @@ class Sieve:
         self._slot: _Slot | None = None
         self._channels: dict[int, Channel] = {}  # by bucket; -1 holds the whole model in global scope
         self._filled: dict[int, tuple[int, ...]] = {}  # by bucket: its parameters, told apart without asking them
+        self._landings: dict[int, Landing] = {}  # by bucket
         self._pieces = Pieces()
         self._lr: float | None = None
         self._lr_ratio = 1.0
@@ -197,7 +199,11 @@ class Sieve:
                 return self._collect(bucket)
             channel = self._channel_of(bucket)
             buffer_n = bucket.buffer()
-            arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n)
+            if self._used is not None:  # DDP may leave some gradients as they are
+                arrival = self._send(channel, buffer_n.unsqueeze(0), buffer_n)
+            else:
+                landing = self._landings[bucket.index()]
+                arrival = self._send(channel, buffer_n.unsqueeze(0), landing.room(buffer_n)).then(landing.move_in)
             if self._crowded:
                 return self._receive_together(bucket, arrival)
             done = arrival.future(partial(self._break, self.step, bucket.index()))
@@ -233,6 +239,7 @@ class Sieve:
         for index, channel in list(self._channels.items()):
             if channel not in self._sent:  # DDP has fewer buckets now
                 self._pieces.forget(self._channels.pop(index))
+                self._landings.pop(index, None)
 
     def _settle(self) -> None:
         """Once a step has arrived whole: where a bucket was not finite, the other ones keep what they sent."""
@@ -322,6 +329,7 @@ class Sieve:
             layout = Layout(tuple(self._names[p] for p in parameters), tuple(p.numel() for p in parameters))
             self._channels[index] = self._new_channel(layout, bucket.buffer())
             self._filled[index] = identities
+            self._landings[index] = Landing(parameters)
         return self._channels[index]
 
     def _new_channel(self, layout: Layout, like: Tensor) -> Channel:

@@ -250,9 +250,10 @@ class Channel:
         self, total_n: Tensor, *, out_n: Tensor, turn: Turn, gain: float, p_Ln: Tensor | None, check: bool
     ) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
-        total_n.div_(self.link.workers * gain)
-        if total_n.data_ptr() != out_n.data_ptr():
-            out_n.copy_(total_n)
+        if total_n.data_ptr() == out_n.data_ptr():
+            total_n.div_(self.link.workers * gain)
+        else:
+            ops.of(out_n).mean(total_n.unsqueeze(0), out_n, self.link.workers * gain)
         self.bad = self._undone = ~out_n.isfinite().all() if check else torch.zeros_like(self.bad)
         if p_Ln is not None and not bool(self.bad):
             self._flushed_Ln, self.memory.tensors["memory"] = self.memory.memory_Ln, p_Ln.zero_()
