@@ -5,7 +5,33 @@
 #include <emmintrin.h>
 #endif
 
-#define TILE 2048u
+#define LINE 16u /* coordinates in a cache line */
+#define CACHED (1u << 20) /* coordinates: a larger result has left the cache before anyone reads it */
+#define AHEAD 512u /* coordinates */
+
+INLINE void divide_line(float *line, float divisor, float factor) {
+    if (factor != 0.0f)
+        for (size_t i = 0; i < LINE; i++) line[i] *= factor;
+    else
+        for (size_t i = 0; i < LINE; i++) line[i] /= divisor;
+}
+
+/* Writes a line of the result; `through`: past the cache, which would read it first. */
+INLINE void put_line(int kind, void *out, size_t at, const float *line, int through) {
+    if (kind != F32) {
+        for (size_t i = 0; i < LINE; i++) store(kind, out, at + i, line[i]);
+        return;
+    }
+    float *to = (float *)out + at;
+#if defined(__SSE2__)
+    if (through) {
+        for (size_t i = 0; i < LINE; i += 4) _mm_stream_ps(to + i, _mm_load_ps(line + i));
+        return;
+    }
+#endif
+    (void)through;
+    memcpy(to, line, LINE * sizeof *to);
+}
 
 typedef struct {
     int64_t workers, size, threads, kind, out_kind;
@@ -15,21 +41,46 @@ typedef struct {
     void *out;
 } Mean;
 
+/* 1 / divisor where multiplying by it rounds as dividing does, else 0. */
+static float factor_of(float divisor) {
+    int exponent;
+    float factor = 1.0f / divisor;
+    return frexpf(divisor, &exponent) == 0.5f && factor >= FLT_MIN && factor <= FLT_MAX ? factor : 0.0f;
+}
+
+INLINE void sum_rows(int kind, const Mean *mean, size_t start, size_t count, float *total) {
+    for (size_t i = 0; i < count; i++) total[i] = load(kind, mean->rows, start + i);
+    for (size_t row = 1; row < (size_t)mean->workers; row++) {
+        const void *from = row_of(mean->rows, kind, mean->stride, row);
+        for (size_t i = 0; i < count; i++) total[i] += load(kind, from, start + i);
+    }
+}
+
+/* A line at a time. Read ahead by hand: what is written past the cache makes the loads wait. */
+INLINE void mean_lines(int kind, int out_kind, const Mean *mean, size_t start, size_t stop, int through) {
+    float divisor = (float)mean->divisor, factor = factor_of(divisor);
+    _Alignas(64) float total[LINE];
+    for (; start + LINE <= stop; start += LINE) {
+        for (size_t row = 0; row < (size_t)mean->workers; row++)
+            __builtin_prefetch(row_of(row_of(mean->rows, kind, mean->stride, row), kind, 1, start + AHEAD));
+        sum_rows(kind, mean, start, LINE, total);
+        divide_line(total, divisor, factor);
+        put_line(out_kind, mean->out, start, total, through);
+    }
+    sum_rows(kind, mean, start, stop - start, total);
+    for (size_t i = 0; start + i < stop; i++) store(out_kind, mean->out, start + i, total[i] / divisor);
+}
+
 static void mean_block(void *context, size_t block) {
     const Mean *mean = context;
-    size_t stop = smaller((block + 1) * BLOCK, (size_t)mean->size);
-    float divisor = (float)mean->divisor, total[TILE];
-    for (size_t start = block * BLOCK; start < stop; start += TILE) {
-        size_t count = smaller(TILE, stop - start);
-        for (size_t row = 0; row < (size_t)mean->workers; row++) {
-            const void *from = row_of(mean->rows, (int)mean->kind, mean->stride, row);
-            if (row == 0)
-                for (size_t i = 0; i < count; i++) total[i] = load((int)mean->kind, from, start + i);
-            else
-                for (size_t i = 0; i < count; i++) total[i] += load((int)mean->kind, from, start + i);
-        }
-        for (size_t i = 0; i < count; i++) store((int)mean->out_kind, mean->out, start + i, total[i] / divisor);
-    }
+    size_t start = block * BLOCK, stop = smaller(start + BLOCK, (size_t)mean->size);
+    int kind = (int)mean->kind, out_kind = (int)mean->out_kind;
+    int through = mean->size >= CACHED && (uintptr_t)mean->out % 16 == 0;
+    if (kind == F32 && out_kind == F32 && through) mean_lines(F32, F32, mean, start, stop, 1);
+    else mean_lines(kind, out_kind, mean, start, stop, 0);
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 void gradsieve_mean(Mean *mean) {
@@ -72,9 +123,6 @@ static int find_starts(Meeting *meeting) {
     return 1;
 }
 
-#define LINE 16u /* coordinates in a cache line */
-#define CACHED (1u << 20) /* coordinates: a larger result has left the cache before anyone reads it */
-
 /* A block of the result while it is summed: in the cache, where the result itself is not. */
 typedef struct {
     _Alignas(64) float total[BLOCK];
@@ -104,36 +152,18 @@ static void add_block(const Meeting *meeting, size_t block, Sum *sum) {
     }
 }
 
-/* Writes a line of the result; `through`: past the cache, which would read it first. */
-INLINE void put_line(int kind, void *out, size_t at, const float *line, int through) {
-    if (kind != F32) {
-        for (size_t i = 0; i < LINE; i++) store(kind, out, at + i, line[i]);
-        return;
-    }
-    float *to = (float *)out + at;
-#if defined(__SSE2__)
-    if (through) {
-        for (size_t i = 0; i < LINE; i += 4) _mm_stream_ps(to + i, _mm_load_ps(line + i));
-        return;
-    }
-#endif
-    (void)through;
-    memcpy(to, line, LINE * sizeof *to);
-}
-
 /* Divides the sum of [start, stop), writes it to the result and leaves zeros. */
 INLINE void put_sum(int kind, const Meeting *meeting, Sum *sum, size_t start, size_t stop, int through) {
     static const _Alignas(64) float nothing[LINE];
     void *out = meeting->out;
-    float divisor = (float)meeting->divisor, factor = 1.0f / divisor, *line = sum->total;
-    int exponent, exact = frexpf(divisor, &exponent) == 0.5f && factor >= FLT_MIN && factor <= FLT_MAX; /* rounds alike */
+    float divisor = (float)meeting->divisor, factor = factor_of(divisor), *line = sum->total;
     const uint8_t *touched = sum->touched;
     for (; start + LINE <= stop; start += LINE, line += LINE) {
         if (!*touched++) {
             put_line(kind, out, start, nothing, through);
             continue;
         }
-        for (size_t i = 0; i < LINE; i++) line[i] = exact ? line[i] * factor : line[i] / divisor;
+        divide_line(line, divisor, factor);
         put_line(kind, out, start, line, through);
         memset(line, 0, LINE * sizeof *line);
     }
