@@ -17,6 +17,7 @@ LEVELS = [
     {"feedback", "landing", "layout", "wire", "exchange", "meter", "theory"},
     {"step"},
     {"options", "state", "handshake", "pace"},
+    {"sieve"},
     {"ddp", "simulate"},
     {""},  # the package itself: the public names
     {"lab"},

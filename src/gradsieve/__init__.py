@@ -11,9 +11,10 @@ from gradsieve.compressors import (
     TopK,
     parse,
 )
-from gradsieve.ddp import Sieve, attach, hook
+from gradsieve.ddp import attach, hook
 from gradsieve.feedback import Momentum
 from gradsieve.meter import Meter, NullMeter, Stats
+from gradsieve.sieve import Sieve
 from gradsieve.simulate import Simulator
 from gradsieve.state import reshard
 from gradsieve.version import __version__

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradsieve as gs
-from gradsieve import ddp as hook
+from gradsieve import sieve as handle
 from gradsieve.landing import Landing
 
 SHAPES = ((7,), (40, 30), (8, 16, 3, 3), (20, 20))  # two buckets: the last two, and the first two
@@ -69,7 +69,7 @@ def as_with_copies(rank, workers, rule, crowded, set_to_none):
         for grad_n in grads_Tn:
             sieve._crowded = crowded
             ddp.zero_grad(set_to_none=set_to_none)
-            with patch.object(hook, "Landing", landing):
+            with patch.object(handle, "Landing", landing):
                 ddp(grad_n).backward()
             means += [p.grad.clone() for p in ddp.module.parts]
         results.append(means)
@@ -153,7 +153,7 @@ def accumulated(rank, workers):
         for i, grad_n in enumerate(numbers(6, workers, SIZE)[:, rank]):
             if i == 4:
                 ddp.module.parts[1].grad = None  # one of them made anew, the others not
-            with patch.object(hook, "Landing", landing):
+            with patch.object(handle, "Landing", landing):
                 ddp(grad_n).backward()
         results.append([p.grad for p in ddp.module.parts])
     return all(same_bits(a, b) for a, b in zip(*results, strict=True))

@@ -102,11 +102,13 @@ def test_steps_of_all_kinds_of_ways(tmp_path, capsys):
 
 
 def test_steps_with_gradients_as_bucket_views_are_told_apart(tmp_path, capsys):
-    out, plot = tmp_path / "step.jsonl", tmp_path / "step.png"
+    out, plot, page = tmp_path / "step.jsonl", tmp_path / "step.png", tmp_path / "step.md"
     command = ["bench", "step", "--link", "loopback", "--rounds", "2", "--way", "no exchange", "--way", "topk:0.001"]
     for more in ([], ["--bucket-view"]):
-        assert main([*command, *more, "--out", str(out), "--plot", str(plot)]) == 0
+        assert main([*command, *more, "--out", str(out), "--plot", str(plot), "--markdown", str(page)]) == 0
     rows = network.read(out)
+    assert rows[0].over_dense is None
+    assert "nan" not in page.read_text() + out.read_text().lower()  # there was no dense to compare with
     assert [row.bucket_view for row in rows] == [False, False, True, True], "what DDP itself says"
     assert [table.title for table in network.tables(rows)] == [rows[0].setting, rows[2].setting]
     assert "2 workers, loopback, gradients as bucket views" in capsys.readouterr().out

@@ -76,6 +76,33 @@ def test_layers_and_workers(rule):
 
 
 @interpreted
+@pytest.mark.parametrize("rule", RULES)
+def test_under_compile(rule):
+    """One graph, in which a rule is an operator: what it writes is seen by what comes after."""
+    from gradsieve.ops import triton
+
+    segments = Segments(LAYERS, tuple(range(len(LAYERS) - 1)))
+    (grad,) = normal(2, 3000, 1)
+
+    def step(grad_Ln, memory_Ln, counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L, out_n, *arguments):
+        into = Sparse(3000, counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L)
+        pending = Pending(grad_Ln * 2, memory_Ln, segments, values=torch.bfloat16, into=into)
+        sparse = getattr(triton, rule)(pending, *arguments)
+        return triton.decode(sparse, out_n, 2.0) + memory_Ln.sum(0)
+
+    results = []
+    for run in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+        into, memory = reference.empty(2, 3000, 250, torch.bfloat16, grad.device), torch.full((2, 3000), 0.1)
+        parts = into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L, into.nonfinite_L
+        results.append((run(grad, memory, *parts, torch.empty(3000), *RULES[rule]), memory, into))
+    (plain, memory, sent), (traced, its_memory, its_sent) = results
+    assert torch.equal(traced, plain)
+    assert torch.equal(its_memory, memory)
+    assert same(its_sent, sent)
+    assert sent.counts_LB.any()
+
+
+@interpreted
 @pytest.mark.parametrize("values", [torch.float32, torch.float16])
 def test_precisions_and_scales(values):
     grads = [grad.bfloat16() for grad in normal(1, 1000, 1)]

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from gradsieve.ops import reference
 from gradsieve.ops import triton_arrived as arrived
+from gradsieve.ops import triton_compiled as compiled
 from gradsieve.ops import triton_given as given
 from gradsieve.ops import triton_sieve as sieving
 from gradsieve.ops.rng import ROUNDS
 from gradsieve.ops.triton_plan import Plan, bounds_of, cdiv
 from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, stride
-from gradsieve.types import BLOCK, Pending, Segments, Sparse
+from gradsieve.types import BLOCK, Pending, Sparse
 
 WIDTH = 1024
 to_bitmap, from_bitmap = reference.to_bitmap, reference.from_bitmap
@@ -29,17 +30,11 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
+@compiled.rule("float threshold")
 def threshold(pending: Pending, threshold: float) -> Sparse:
     """Keep ``abs(p) >= threshold``; a NaN is kept too, so that it is seen."""
     if not fits(pending):
         return reference.threshold(pending, threshold)
-    if torch.compiler.is_compiling() and pending.into is not None and not pending.measure:
-        into = pending.into
-        torch.ops.gradsieve.threshold(
-            pending.grad_Ln, pending.memory_Ln, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L,
-            into.nonfinite_L, threshold, pending.decay, pending.gain,
-        )  # fmt: skip
-        return into
     floor = floor_of(threshold)
     slots = pending.into.slots if pending.into is not None else pending.grad_Ln.shape[1] // 64
     work = Work(pending, slots + slots // 4)
@@ -47,6 +42,7 @@ def threshold(pending: Pending, threshold: float) -> Sparse:
     return measured(pending, work.send(floor))
 
 
+@compiled.rule("int[] k_S")
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep the ``k_S[s]`` largest ``abs(p)`` of each segment; of equals, the lowest index.
 
@@ -63,6 +59,7 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     return measured(pending, work.send())
 
 
+@compiled.rule("int[] k_S")
 def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep ``abs(p) > t`` with t the Gaussian quantile of each segment, refined to within [2/3, 4/3] of k."""
     if not fits(pending):
@@ -75,6 +72,7 @@ def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     return measured(pending, work.send())
 
 
+@compiled.rule("int[] k_S, int stride, int start")
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
     """Keep ``abs(p) > t`` with t the quantile of a strided sample, adapted to at least 0.8 k; the exact
     top k of the survivors where they are more than 1.3 k."""
@@ -90,6 +88,7 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     return measured(pending, work.send())
 
 
+@compiled.rule("int[] k_S, Tensor keys_LS")
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     """Keep k uniformly drawn distinct coordinates of each segment, by ``keys_LS[worker, segment]``."""
     if not fits(pending):
@@ -111,6 +110,7 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     return send_given(pending, plan.total, drawn)
 
 
+@compiled.rule("Tensor index_LK")
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
     """Keep the given distinct coordinates (any order, the same number for every worker)."""
     if not fits(pending):
@@ -171,15 +171,11 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
+@compiled.decoder
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum over workers in rank order of what each sent) / divisor``: bit-equal on every replica."""
     if torch.float64 in (out_n.dtype, sparse.values_LK.dtype) or not sparse.size:
         return divided(reference.decode(sparse, out_n, 1.0), divisor)
-    if torch.compiler.is_compiling():
-        torch.ops.gradsieve.decode(
-            sparse.counts_LB, sparse.offsets_LK, sparse.values_LK, out_n, sparse.size, float(divisor)
-        )
-        return out_n
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
     workers, blocks = sparse.counts_LB.shape
@@ -290,23 +286,3 @@ def received(sparse: Sparse) -> tuple[Tensor | int, ...]:
     parts = sparse.counts_LB, sparse.offsets_LK, sparse.values_LK
     strides = (part.stride(0) for part in parts)
     return parts[0], running(parts[0]), *parts[1:], *strides, sparse.slots
-
-
-def _threshold(
-    grad_Ln: Tensor, memory_Ln: Tensor, counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, wanted_L: Tensor,
-    nonfinite_L: Tensor, limit: float, decay: float, gain: float,
-) -> None:  # fmt: skip
-    size = grad_Ln.shape[1]
-    into = Sparse(size, counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L)
-    segments = Segments((0, size), (0,))
-    threshold(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), limit)
-
-
-def _decode(counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor, out_n: Tensor, size: int, divisor: float) -> None:
-    none_L = counts_LB.new_empty(0)
-    decode(Sparse(size, counts_LB, offsets_LK, values_LK, none_L, none_L), out_n, divisor)
-
-
-_sent = ("memory_Ln", "counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
-torch.library.custom_op("gradsieve::threshold", _threshold, mutates_args=_sent).register_fake(lambda *_: None)
-torch.library.custom_op("gradsieve::decode", _decode, mutates_args=("out_n",)).register_fake(lambda *_: None)

@@ -102,6 +102,8 @@ def profile(rows: Sequence[Row]) -> str:
     parts = []
     for setting in dict.fromkeys(row.setting for row in rows):
         chosen = {row.way: row for row in rows if row.setting == setting}
+        if not {"dense", "no exchange"} <= chosen.keys():
+            continue
         dense, alone = chosen["dense"].ms, chosen["no exchange"].ms
         parts += [f"**{setting}** (dense: {dense:.1f} ms)", ""]
         parts.append("| way | backward | coding | exchange | decoding | step | hidden |")
@@ -148,13 +150,15 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def _cells(row: Row) -> list[str]:
-    density = "" if row.density is None else f"{row.density:.2%}"
+    def shown(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
     return [
         row.way,
         f"{row.ms:.1f}",
         f"{row.low:.1f} to {row.high:.1f}",
         f"{row.sent / 1e3:,.1f}",
-        density,
-        f"{row.over_dense:.3f}",
-        f"{row.over_nothing:.2f}",
+        shown(row.density, ".2%"),
+        shown(row.over_dense, ".3f"),
+        shown(row.over_nothing, ".2f"),
     ]

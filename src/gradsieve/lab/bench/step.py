@@ -41,8 +41,8 @@ class Row:
     high: float
     sent: int
     density: float | None
-    over_dense: float
-    over_nothing: float
+    over_dense: float | None  # None where that way was not in the run
+    over_nothing: float | None
     phases: dict[str, float]
     bucket_view: bool = False  # what rows have that were written before it could be chosen
 
@@ -90,6 +90,7 @@ def threshold_for(density: float, after: int = 30) -> float:
 
 def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
     quartiles = {way: statistics.quantiles(times, n=4) for way, times in result["samples"].items()}
+    dense, alone = (quartiles[way][1] if way in quartiles else None for way in ("dense", "no exchange"))
     rows = []
     for way, (low, middle, high) in quartiles.items():
         rows.append(
@@ -105,8 +106,8 @@ def _rows(result: dict[str, Any], workers: int, link: str) -> list[Row]:
                 high=1e3 * high,
                 sent=int(statistics.median(result["sent"][way])),
                 density=result["densities"].get(way),
-                over_dense=middle / quartiles["dense"][1] if "dense" in quartiles else float("nan"),
-                over_nothing=middle / quartiles["no exchange"][1] if "no exchange" in quartiles else float("nan"),
+                over_dense=middle / dense if dense else None,
+                over_nothing=middle / alone if alone else None,
                 phases={p: 1e3 * s for p, s in result["phases"].get(way, {}).items()},
                 bucket_view=result["bucket_view"],
             )
