@@ -27,9 +27,13 @@ class Fast:
         return import_module(self.module)
 
 
+def _has(level: int) -> bool:
+    return native.available() and native.vectors() >= level
+
+
 @contextmanager
-def _portable() -> Iterator[None]:
-    native.vectors(False)
+def _vectors(level: int) -> Iterator[None]:
+    assert native.vectors(level) == level
     try:
         yield
     finally:
@@ -45,7 +49,8 @@ def _three_threads() -> Iterator[None]:
 
 FAST = [
     Fast("native", "gradsieve.ops.native", "cpu", native.available),
-    Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, _portable),
+    Fast("native-portable", "gradsieve.ops.native", "cpu", native.available, lambda: _vectors(native.PORTABLE)),
+    Fast("native-avx2", "gradsieve.ops.native", "cpu", lambda: _has(native.AVX512), lambda: _vectors(native.AVX2)),
     Fast("native-threads", "gradsieve.ops.native", "cpu", native.available, _three_threads),
     Fast("triton", "gradsieve.ops.triton", "cuda", lambda: torch.cuda.is_available()),
 ]

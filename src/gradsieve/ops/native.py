@@ -83,9 +83,13 @@ def available() -> bool:
     return _library is not None
 
 
-def vectors(wanted: bool = True) -> bool:
-    """Use loops written for AVX2 where they are wanted and the CPU has it; returns whether it does."""
-    return bool(_library.gradsieve_vectors(wanted))
+PORTABLE, AVX2, AVX512 = range(3)
+
+
+def vectors(most: int = AVX512) -> int:
+    """Use loops for the widest vectors up to ``most`` that this CPU has; returns which."""
+    level: int = _library.gradsieve_vectors(most)
+    return level
 
 
 def threshold(pending: Pending, threshold: float) -> Sparse:

@@ -18,8 +18,9 @@ typedef struct {
 } Moments;
 
 /* Adds [start, stop) of the gradient to the memory; a bit for each coordinate says whether it is a hit.
- * Bits instead of a list: a branch for each hit would stop the loads that run ahead of it. */
-typedef void Sieve(int kind, const Job *job, size_t start, size_t stop, uint64_t *bits);
+ * Bits instead of a list: a branch for each hit would stop the loads that run ahead of it.
+ * Returns which words have a hit, up to 64 of them. */
+typedef uint64_t Sieve(int kind, const Job *job, size_t start, size_t stop, uint64_t *bits);
 
 /* Sums whose order of addition is the same on every CPU. */
 typedef Moments Measure(const float *p, size_t count);

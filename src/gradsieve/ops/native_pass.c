@@ -26,40 +26,47 @@ INLINE float send(const Slots *slots, size_t rank, float *memory, uint32_t index
 
 INLINE double square_if_finite(float x) { return fabsf(x) <= FLT_MAX ? (double)x * (double)x : 0.0; }
 
-/* Sends all hits of a tile, while it is in the cache. */
-static void send_bits(const Plan *plan, size_t row, Piece *piece, size_t start, const uint64_t *bits, size_t words,
-                      size_t *rank) {
+/* What the sieve found in one tile. */
+typedef struct {
+    size_t start, count;
+    uint64_t found, bits[TILE / GROUP]; /* words that have a bit, and all words */
+} Tile;
+
+static void send_bits(const Plan *plan, size_t row, Piece *piece, const Tile *tile, size_t *rank) {
     const Slots slots = slots_of(plan, row);
     float *memory = memory_of(plan, row);
     size_t next = *rank;
     int measured = plan->step->measure && plan->rule != TAKE;
-    for (size_t word = 0; word < words; word++, start += GROUP)
-        for (uint64_t left = bits[word]; left; left &= left - 1) {
-            uint32_t index = (uint32_t)(start + (size_t)__builtin_ctzll(left));
+    for (uint64_t words = tile->found; words; words &= words - 1) {
+        size_t word = (size_t)__builtin_ctzll(words);
+        for (uint64_t left = tile->bits[word]; left; left &= left - 1) {
+            uint32_t index = (uint32_t)(tile->start + word * GROUP + (size_t)__builtin_ctzll(left));
             float rest = send(&slots, next++, memory, index, memory[index]);
             if (measured) piece->error += square_if_finite(rest);
         }
+    }
     *rank = next;
 }
 
-static void list_bits(const Plan *plan, size_t row, size_t start, const uint64_t *bits, size_t words, Hits *hits) {
+static void list_bits(const Plan *plan, size_t row, const Tile *tile, Hits *hits) {
     const float *memory = memory_of(plan, row);
-    reserve(hits, words * GROUP);
+    reserve(hits, (size_t)__builtin_popcountll(tile->found) * GROUP);
     size_t length = hits->length;
-    for (size_t word = 0; word < words; word++, start += GROUP)
-        for (uint64_t left = bits[word]; left; left &= left - 1, length++) {
-            size_t index = start + (size_t)__builtin_ctzll(left);
+    for (uint64_t words = tile->found; words; words &= words - 1) {
+        size_t word = (size_t)__builtin_ctzll(words);
+        for (uint64_t left = tile->bits[word]; left; left &= left - 1, length++) {
+            size_t index = tile->start + word * GROUP + (size_t)__builtin_ctzll(left);
             hits->index[length] = (uint32_t)index;
             hits->value[length] = memory[index];
         }
+    }
     hits->length = length;
 }
 
-/* Bits of up to TILE listed values: whether a key is greater than the limit. */
-static size_t bits_of_list(const float *value, size_t count, int32_t limit, uint64_t *bits) {
+/* Bits of up to TILE listed values: whether a key is greater than the limit. Returns which words have one. */
+static uint64_t bits_of_list(const float *value, size_t count, int32_t limit, uint64_t *bits) {
     Job job = {.memory = (float *)value, .limit = limit < NAN_KEY ? limit : INT32_MAX}; /* nothing is above a NaN */
-    sieve(IN_PLACE, &job, 0, count, bits);
-    return (count + GROUP - 1) / GROUP;
+    return sieve(IN_PLACE, &job, 0, count, bits);
 }
 
 /* How many listed values have a greater key. */
@@ -67,8 +74,8 @@ size_t count_greater(const float *value, size_t count, int32_t limit) {
     size_t found = 0;
     for (size_t start = 0; start < count; start += TILE) {
         uint64_t bits[TILE / GROUP];
-        size_t words = bits_of_list(value + start, smaller(TILE, count - start), limit, bits);
-        for (size_t word = 0; word < words; word++) found += (size_t)__builtin_popcountll(bits[word]);
+        uint64_t words = bits_of_list(value + start, smaller(TILE, count - start), limit, bits);
+        for (; words; words &= words - 1) found += (size_t)__builtin_popcountll(bits[__builtin_ctzll(words)]);
     }
     return found;
 }
@@ -84,14 +91,16 @@ void send_hits(const Plan *plan, size_t row, Piece *piece) {
     if (measured) piece->error += squares(value, piece->count, piece->key < 0x7f800000u ? float_of(piece->key) : INFINITY);
     for (size_t start = 0; start < piece->count && (rank < end || measured); start += TILE) {
         uint64_t bits[TILE / GROUP];
-        size_t words = bits_of_list(value + start, smaller(TILE, piece->count - start), (int32_t)piece->key - 1, bits);
-        for (size_t word = 0; word < words; word++)
+        uint64_t words = bits_of_list(value + start, smaller(TILE, piece->count - start), (int32_t)piece->key - 1, bits);
+        for (; words; words &= words - 1) {
+            size_t word = (size_t)__builtin_ctzll(words);
             for (uint64_t left = bits[word]; left; left &= left - 1) {
                 size_t i = start + word * GROUP + (size_t)__builtin_ctzll(left);
                 int sent = key_of(value[i]) != piece->key || (piece->ties && piece->ties--);
                 float rest = sent ? send(&slots, rank++, memory, index[i], value[i]) : value[i];
                 if (measured) piece->error += square_if_finite(rest);
             }
+        }
     }
 }
 
@@ -108,11 +117,18 @@ static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t
         sample->value[number++] = memory_of(plan, row)[i];
 }
 
-/* The picks from number `next` on that lie in [start, stop), as bits. */
-static void mark_picks(const Plan *plan, size_t row, size_t next, size_t start, size_t stop, uint64_t *bits) {
-    const uint32_t *picks = plan->picks + row * plan->room, *pick = picks + next, *end = picks + plan->picked[row];
-    zero(bits, TILE / GROUP * sizeof *bits);
-    for (; pick < end && *pick < stop; pick++) bits[(*pick - start) / GROUP] |= (uint64_t)1 << (*pick - start) % GROUP;
+/* The picks from number `next` on that lie in a tile, as its bits. Returns the number of the first that does not. */
+static size_t mark_picks(const Plan *plan, size_t row, size_t next, Tile *tile) {
+    const uint32_t *picks = plan->picks + row * plan->room;
+    size_t stop = tile->start + tile->count, end = (size_t)plan->picked[row];
+    zero(tile->bits, sizeof tile->bits);
+    tile->found = 0;
+    for (; next < end && picks[next] < stop; next++) {
+        size_t at = picks[next] - tile->start;
+        tile->bits[at / GROUP] |= (uint64_t)1 << at % GROUP;
+        tile->found |= (uint64_t)1 << at / GROUP;
+    }
+    return next;
 }
 
 static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
@@ -126,35 +142,46 @@ static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
     return low;
 }
 
-/* Sieves one piece, tile by tile. With `rank`, what is found is sent while it is in the cache; else it is listed. */
+/* With `rank`, what is found in a tile is sent while it is in the cache; else it is listed. */
+static void serve(const Plan *plan, size_t row, Piece *piece, const Tile *tile, Hits *hits, size_t *rank) {
+    float *memory = memory_of(plan, row) + tile->start;
+    if (rank) send_bits(plan, row, piece, tile, rank);
+    else list_bits(plan, row, tile, hits);
+    if (plan->step->measure && plan->rule == TAKE) piece->error += squares(memory, tile->count, INFINITY);
+}
+
+/* Sieves one piece, tile by tile. A tile is served after the next one is sieved: what was just written is on its way to
+ * the cache, and reading it would wait for it. */
 static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hits *hits, Hits *old, size_t *rank) {
     const Step *step = plan->step;
     float *memory = memory_of(plan, row);
     const void *grad = row_of(step->grad, (int)step->grad_kind, step->grad_stride, row);
     int32_t limit = piece->threshold > 0.0f ? (int32_t)bits_of(piece->threshold) - 1 : -1;
     Job job = {grad, memory, (float)step->decay, (float)step->gain, limit, old};
+    Tile tiles[2] = {0};
+    size_t turn = 0, pick = plan->rule == TAKE ? *rank : 0;
     piece->hits = hits;
     piece->first = hits->length;
     piece->key = 0;
     piece->ties = ALL_TIES;
     piece->error = 0.0;
-    for (size_t start = piece->start, stop; start < piece->stop; start = stop) {
+    for (size_t start = piece->start, stop; start < piece->stop; start = stop, turn ^= 1) {
+        Tile *tile = &tiles[turn];
         stop = smaller(start / TILE * TILE + TILE, piece->stop);
-        uint64_t bits[TILE / GROUP];
-        size_t count = stop - start, words = (count + GROUP - 1) / GROUP;
-        sieve(kind, &job, start, stop, bits);
-        if (plan->rule == TAKE) mark_picks(plan, row, *rank, start, stop, bits);
+        tile->start = start;
+        tile->count = stop - start;
+        tile->found = sieve(kind, &job, start, stop, tile->bits);
+        if (plan->rule == TAKE) pick = mark_picks(plan, row, pick, tile);
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
         if (plan->rule == GAUSSIAN && kind != IN_PLACE) {
-            Moments moments = measure(memory + start, count);
+            Moments moments = measure(memory + start, tile->count);
             piece->moments.sum += moments.sum;
             piece->moments.squares += moments.squares;
         }
-        if (step->measure && plan->rule != TAKE) piece->error += squares(memory + start, count, piece->threshold);
-        if (rank) send_bits(plan, row, piece, start, bits, words, rank);
-        else list_bits(plan, row, start, bits, words, hits);
-        if (step->measure && plan->rule == TAKE) piece->error += squares(memory + start, count, INFINITY);
+        if (step->measure && plan->rule != TAKE) piece->error += squares(memory + start, tile->count, piece->threshold);
+        if (start > piece->start) serve(plan, row, piece, &tiles[turn ^ 1], hits, rank);
     }
+    if (piece->start < piece->stop) serve(plan, row, piece, &tiles[turn ^ 1], hits, rank);
     piece->count = hits->length - piece->first;
 }
 

@@ -4,7 +4,7 @@
 
 #include "native_loops.h"
 
-#define TILE 1024u /* coordinates that stay in the first-level cache between sieving and sending */
+#define TILE 1024u /* coordinates that stay in the first-level cache between sieving and sending: at most 64 groups */
 #define ALL_TIES SIZE_MAX
 #define NAN_KEY 0x7f800001
 #define NO_KEY 0x7fffffffu /* none is greater or equal */

@@ -5,15 +5,14 @@ L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from gradsieve.types import Pending, Segments, Sparse
 
-Arguments = ParamSpec("Arguments")
-RuleOp = Callable[Concatenate[Pending, Arguments], Sparse]
+RuleOp = TypeVar("RuleOp", bound=Callable[..., Sparse])
 DecodeOp = Callable[[Sparse, Tensor, float], Tensor]
 
 _WRITTEN = ("memory_Ln", "counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
@@ -21,10 +20,10 @@ _PAYLOAD = ", ".join(f"Tensor({letter}!) {name}" for letter, name in zip("abcdef
 _PENDING = f"Tensor grad_Ln, {_PAYLOAD}, int[] bounds, float decay, float gain"
 
 
-def rule(schema: str) -> Callable[[RuleOp[Arguments]], RuleOp[Arguments]]:
+def rule(schema: str) -> Callable[[RuleOp], RuleOp]:
     """Register an op that sends into given slots. ``schema`` says what it takes after the ``Pending``."""
 
-    def register(op: RuleOp[Arguments]) -> RuleOp[Arguments]:
+    def register(op: RuleOp) -> RuleOp:
         def opaque(
             grad_Ln: Tensor, memory_Ln: Tensor, counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor,
             wanted_L: Tensor, nonfinite_L: Tensor, bounds: Sequence[int], decay: float, gain: float, *arguments: object,
@@ -32,7 +31,7 @@ def rule(schema: str) -> Callable[[RuleOp[Arguments]], RuleOp[Arguments]]:
             into = Sparse(bounds[-1], counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L)
             segments = Segments(tuple(bounds), tuple(range(len(bounds) - 1)))
             given = (tuple(a) if isinstance(a, list) else a for a in arguments)
-            op(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), *given)  # type: ignore[arg-type]
+            op(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), *given)
 
         operator = torch.library.custom_op(
             f"gradsieve::{op.__name__}", opaque, mutates_args=_WRITTEN, schema=f"({_PENDING}, {schema}) -> ()"
@@ -40,17 +39,17 @@ def rule(schema: str) -> Callable[[RuleOp[Arguments]], RuleOp[Arguments]]:
         operator.register_fake(lambda *_: None)
 
         @wraps(op)
-        def call(pending: Pending, *arguments: Arguments.args, **named: Arguments.kwargs) -> Sparse:
+        def call(pending: Pending, *arguments: object) -> Sparse:
             into = pending.into
             if into is None or pending.measure or not torch.compiler.is_compiling():
-                return op(pending, *arguments, **named)
+                return op(pending, *arguments)
             operator(
                 pending.grad_Ln, pending.memory_Ln, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L,
                 into.nonfinite_L, pending.segments.bounds, pending.decay, pending.gain, *arguments,
             )  # fmt: skip
             return into
 
-        return call
+        return cast(RuleOp, call)
 
     return register
 
