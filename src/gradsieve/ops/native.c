@@ -1,8 +1,8 @@
 /* The ops of reference.py for float32 memories on the CPU: one pass over gradient and memory.
  *
  * The pass (native_pass.c) writes p = decay * memory + gain * grad and finds the hits, those p that are not below a
- * threshold. A rule chooses among them (native_choose.c) and `gradsieve_send` packs the chosen. The memory holds p, non-finite or not,
- * until the end; old values under a non-finite p wait in a list and are put back last.
+ * threshold. A rule chooses among them (native_choose.c) and `gradsieve_send` packs the chosen. The memory holds p,
+ * non-finite or not, until the end; old values under a non-finite p wait in a list and are put back last.
  * Work is cut into pieces (the part of a segment in a block) and sums are taken piece by piece, so that no result
  * depends on the number of threads or of workers.
  */
@@ -49,6 +49,9 @@ static Plan *make_plan(Step *step, int rule) {
     return plan;
 }
 
+void gradsieve_send(Step *step);
+
+/* Sends at once where the slots are there. */
 static void run(Plan *plan) {
     Step *step = plan->step;
     size_t workers = (size_t)step->workers, ranges = workers * plan->parts, most = 0;
@@ -66,6 +69,7 @@ static void run(Plan *plan) {
         }
         step->totals[row] = (int64_t)rank;
     }
+    if (step->slots >= 0) gradsieve_send(step);
 }
 
 void gradsieve_threshold(Step *step, double threshold) {

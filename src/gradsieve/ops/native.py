@@ -96,44 +96,44 @@ def threshold(pending: Pending, threshold: float) -> Sparse:
     call = _call(pending, _whole(pending.grad_Ln.shape[1]))
     if call is None:
         return reference.threshold(pending, threshold)
-    return _send(pending, call, lambda at: _library.gradsieve_threshold(at, threshold))
+    return _send(pending, call, pending.into, _library.gradsieve_threshold, threshold)
 
 
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.topk(pending, k_S)
-    k, hints = _integers(k_S), _hints(pending, "topk")
-    return _send(pending, call, lambda at: _library.gradsieve_topk(at, k.data_ptr(), hints.data_ptr()))
+    k, hints = _once(call, "topk", k_S, lambda: (_integers(k_S), _hints(pending, "topk")))
+    return _send(pending, call, pending.into, _library.gradsieve_topk, k, hints)
 
 
 def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.gaussiank(pending, k_S)
-    k, hints, quantiles = _integers(k_S), _hints(pending, "gaussiank"), _quantiles(k_S, pending.segments)
-    pointers = k.data_ptr(), quantiles.data_ptr(), hints.data_ptr()
-    return _send(pending, call, lambda at: _library.gradsieve_gaussiank(at, *pointers))
+
+    def known() -> tuple[Tensor, ...]:
+        return _integers(k_S), _quantiles(k_S, pending.segments), _hints(pending, "gaussiank")
+
+    return _send(pending, call, pending.into, _library.gradsieve_gaussiank, *_once(call, "gaussiank", k_S, known))
 
 
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
     call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.sampledk(pending, k_S, stride, start)
-    k, hints = _integers(k_S), _hints(pending, "sampledk")
-    pointers = k.data_ptr(), stride, start, hints.data_ptr()
-    return _send(pending, call, lambda at: _library.gradsieve_sampledk(at, *pointers))
+    k, hints = _once(call, "sampledk", k_S, lambda: (_integers(k_S), _hints(pending, "sampledk")))
+    return _send(pending, call, pending.into, _library.gradsieve_sampledk, k, stride, start, hints)
 
 
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.randomk(pending, k_S, keys_LS)
-    k, keys_LS, room = _integers(k_S), keys_LS.to("cpu", torch.int64).contiguous(), _room(k_S, pending.segments)
-    picks, picked_L = _picks(pending, room)
-    pointers = k.data_ptr(), keys_LS.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
-    _library.gradsieve_draw(ctypes.byref(call.step), *pointers, room)
-    return _take(pending, call, picks, picked_L, room)
+    keys_LS, room = keys_LS.to("cpu", torch.int64).contiguous(), _room(k_S, pending.segments)
+    k, *picked = _once(call, "randomk", k_S, lambda: (_integers(k_S), *_picks(pending, room)))
+    _library.gradsieve_draw(call.at, k, keys_LS.data_ptr(), *picked, room)
+    return _take(pending, call, room, *picked)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
@@ -141,11 +141,10 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     if call is None:
         return reference.take(pending, index_LK)
     index_LK, room = index_LK.contiguous(), index_LK.shape[1]
-    picks, picked_L = _picks(pending, room)
-    pointers = index_LK.data_ptr(), picks.data_ptr(), picked_L.data_ptr()
-    if not _library.gradsieve_pick(ctypes.byref(call.step), *pointers, room):
+    picked = _once(call, "take", room, lambda: _picks(pending, room))
+    if not _library.gradsieve_pick(call.at, index_LK.data_ptr(), *picked, room):
         raise IndexError(f"a coordinate to take is outside of 0..{call.step.size - 1}")
-    return _take(pending, call, picks, picked_L, room)
+    return _take(pending, call, room, *picked)
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -286,69 +285,97 @@ def _room(k_S: tuple[int, ...], segments: Segments) -> int:
 
 @dataclass(slots=True)
 class _Call:
-    """What the C code is told, filled in once for the same tensors: asking them anew takes a cold cache long."""
+    """What the C code is told, filled in once for the same tensors: behind a pass all that is asked comes from a cold
+    cache."""
 
     step: Any
-    totals_L: Tensor
-    tensors: tuple[object, ...]
+    at: Any  # by reference
+    told: tuple[object, ...]  # of the tensors
+    factors: tuple[bool, float, float]
     into: Sparse | None
     bounds: Tensor
+    totals_L: Tensor
+    scratch: Tensor | None = None
+    scratch_bytes: int = 0
+    given: tuple[str, object] = ("", None)  # a rule and its counts,
+    known: tuple[Tensor, ...] = ()  # and what goes with them
+    pointers: tuple[int, ...] = ()
 
 
 def _call(pending: Pending, bounds: Tensor) -> _Call | None:
     """The call for these tensors; None where the C code does not know their dtypes or strides."""
     grad_Ln, memory_Ln, into = pending.grad_Ln, pending.memory_Ln, pending.into
-    places = grad_Ln.data_ptr(), grad_Ln.stride(), memory_Ln.data_ptr(), memory_Ln.stride()
-    tensors = *places, grad_Ln.shape, grad_Ln.dtype, memory_Ln.dtype, pending.values
+    told = grad_Ln.data_ptr(), grad_Ln.stride(), grad_Ln.dtype, memory_Ln.data_ptr(), pending.values
     call: _Call | None = pending.cache.get("native.call")
-    if call is None or call.tensors != tensors or call.into is not into or call.bounds is not bounds:
+    if call is None or call.told != told or call.into is not into or call.bounds is not bounds:
         if not _fits(pending):
             return None
-        workers, size = grad_Ln.shape
-        totals_L = torch.empty(workers, dtype=torch.int64)
-        step = _Step(
-            workers, size, len(bounds) - 1, _threads(workers * size), 0, _KINDS[grad_Ln.dtype],
-            _KINDS[pending.values], 1.0, 1.0, grad_Ln.data_ptr(), grad_Ln.stride(0),
-            memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(), totals=totals_L.data_ptr(),
-        )  # fmt: skip
-        if into is not None:
-            _point(step, into)
-        call = pending.cache["native.call"] = _Call(step, totals_L, tensors, into, bounds)
-    call.step.measure, call.step.decay, call.step.gain = pending.measure, pending.decay, pending.gain
+        call = pending.cache["native.call"] = _new_call(pending, bounds, told, call)
+    factors = pending.measure, pending.decay, pending.gain
+    if call.factors != factors:
+        call.step.measure, call.step.decay, call.step.gain = call.factors = factors
     return call
 
 
-def _take(pending: Pending, call: _Call, picks: Tensor, picked_L: Tensor, room: int) -> Sparse:
-    workers, size = pending.grad_Ln.shape
-    into = pending.into or reference.empty(workers, size, room, pending.values, picks.device)
-    pointers = picks.data_ptr(), picked_L.data_ptr(), room
-    return _send(pending, call, lambda at: _library.gradsieve_take(at, *pointers), into)
+def _new_call(pending: Pending, bounds: Tensor, told: tuple[object, ...], before: _Call | None) -> _Call:
+    grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
+    workers, size = grad_Ln.shape
+    totals_L = torch.empty(workers, dtype=torch.int64)
+    step = _Step(
+        workers, size, len(bounds) - 1, _threads(workers * size), 0, _KINDS[grad_Ln.dtype], _KINDS[pending.values],
+        1.0, 1.0, grad_Ln.data_ptr(), grad_Ln.stride(0), memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(),
+        totals=totals_L.data_ptr(), slots=-1,
+    )  # fmt: skip
+    call = _Call(step, ctypes.byref(step), told, (False, 1.0, 1.0), pending.into, bounds, totals_L)
+    if pending.into is not None:
+        _point(step, pending.into)
+    if before is not None:
+        _lend(call, before.scratch)
+    return call
 
 
-def _send(pending: Pending, call: _Call, choose: Callable[[Any], None], into: Sparse | None = None) -> Sparse:
-    """Choose, make slots where there are none, and send."""
-    step, into = call.step, into or pending.into
-    scratch = pending.cache.get("native.scratch")
-    step.scratch, step.scratch_bytes = None, 0
-    if scratch is not None and scratch.dtype == torch.int64 and scratch.is_contiguous():
-        step.scratch, step.scratch_bytes = scratch.data_ptr(), scratch.numel() * 8
+def _once(call: _Call, rule: str, counts: object, known: Callable[[], tuple[Tensor, ...]]) -> tuple[int, ...]:
+    """Pointers to the tensors that go with a rule and its counts, looked up once."""
+    if call.given != (rule, counts):
+        call.given, call.known = (rule, counts), known()
+        call.pointers = tuple(tensor.data_ptr() for tensor in call.known)
+    return call.pointers
+
+
+def _lend(call: _Call, scratch: Tensor | None) -> None:
+    """Room for hits, so that the C code need not take it from the heap."""
+    if scratch is not None:
+        call.scratch, call.scratch_bytes = scratch, scratch.numel() * 8
+        call.step.scratch, call.step.scratch_bytes = scratch.data_ptr(), call.scratch_bytes
+
+
+def _take(pending: Pending, call: _Call, room: int, *picked: int) -> Sparse:
+    into = pending.into
+    if into is None:
+        workers, size = pending.grad_Ln.shape
+        into = reference.empty(workers, size, room, pending.values, _CPU)
+    return _send(pending, call, into, _library.gradsieve_take, *picked, room)
+
+
+def _send(pending: Pending, call: _Call, into: Sparse | None, choose: Any, *arguments: object) -> Sparse:
+    """Choose and send; without slots in between make as many as it needs."""
+    step = call.step
     if into is None:
         step.slots = -1
     elif into is not call.into:
         _point(step, into)
-    choose(ctypes.byref(step))
+    error_L = torch.empty(len(call.totals_L), dtype=torch.float64) if pending.measure else None
+    if error_L is not None:
+        step.error = error_L.data_ptr()
+    choose(call.at, *arguments)
     if into is None:
         workers, size = pending.grad_Ln.shape
         into = reference.empty(workers, size, max(call.totals_L.tolist(), default=0), pending.values, _CPU)
         _point(step, into)
-    error_L = torch.empty(len(call.totals_L), dtype=torch.float64) if pending.measure else None
-    step.error = error_L.data_ptr() if error_L is not None else None
-    _library.gradsieve_send(ctypes.byref(step))
-    if step.scratch_wanted > step.scratch_bytes:
-        pending.cache["native.scratch"] = torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64)
-    if error_L is None:
-        return into
-    return replace(into, error_L=error_L)
+        _library.gradsieve_send(call.at)
+    if step.scratch_wanted > call.scratch_bytes:
+        _lend(call, torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64))
+    return into if error_L is None else replace(into, error_L=error_L)
 
 
 def _point(step: Any, into: Sparse) -> None:

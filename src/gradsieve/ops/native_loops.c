@@ -220,6 +220,11 @@ static AVX512 uint64_t sieve_avx512(int kind, const Job *job, size_t start, size
     EACH_KIND(sieve16)
 }
 
+static __attribute__((target("avx512f,prefer-vector-width=512"))) void
+feistel_avx512(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
+    feistel_plain(slots, count, half, key);
+}
+
 static AVX2 Moments measure_avx2(const float *p, size_t count) { return measure_plain(p, count); }
 
 static AVX2 double squares_avx2(const float *p, size_t count, float below) { return squares_plain(p, count, below); }
@@ -239,7 +244,7 @@ int gradsieve_vectors(int most) {
     sieve = level == 2 ? sieve_avx512 : level ? sieve_avx2 : sieve_portable;
     measure = level ? measure_avx2 : measure_portable;
     squares = level ? squares_avx2 : squares_portable;
-    feistel = level ? feistel_avx2 : feistel_portable;
+    feistel = level == 2 ? feistel_avx512 : level ? feistel_avx2 : feistel_portable;
 #else
     (void)most;
 #endif

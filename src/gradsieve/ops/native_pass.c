@@ -36,7 +36,7 @@ static void send_bits(const Plan *plan, size_t row, Piece *piece, const Tile *ti
     const Slots slots = slots_of(plan, row);
     float *memory = memory_of(plan, row);
     size_t next = *rank;
-    int measured = plan->step->measure && plan->rule != TAKE;
+    int measured = (int)plan->step->measure;
     for (uint64_t words = tile->found; words; words &= words - 1) {
         size_t word = (size_t)__builtin_ctzll(words);
         for (uint64_t left = tile->bits[word]; left; left &= left - 1) {
@@ -117,18 +117,14 @@ static void take_sample(const Plan *plan, size_t row, const Piece *piece, size_t
         sample->value[number++] = memory_of(plan, row)[i];
 }
 
-/* The picks from number `next` on that lie in a tile, as its bits. Returns the number of the first that does not. */
-static size_t mark_picks(const Plan *plan, size_t row, size_t next, Tile *tile) {
+/* Sends the picks that lie in a tile; `rank` is the number of the first. */
+static void send_picks(const Plan *plan, size_t row, const Tile *tile, size_t *rank) {
+    const Slots slots = slots_of(plan, row);
     const uint32_t *picks = plan->picks + row * plan->room;
-    size_t stop = tile->start + tile->count, end = (size_t)plan->picked[row];
-    zero(tile->bits, sizeof tile->bits);
-    tile->found = 0;
-    for (; next < end && picks[next] < stop; next++) {
-        size_t at = picks[next] - tile->start;
-        tile->bits[at / GROUP] |= (uint64_t)1 << at % GROUP;
-        tile->found |= (uint64_t)1 << at / GROUP;
-    }
-    return next;
+    float *memory = memory_of(plan, row);
+    size_t stop = tile->start + tile->count, end = (size_t)plan->picked[row], next = *rank;
+    for (; next < end && picks[next] < stop; next++) send(&slots, next, memory, picks[next], memory[picks[next]]);
+    *rank = next;
 }
 
 static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
@@ -145,7 +141,8 @@ static size_t picks_before(const Plan *plan, size_t row, size_t coordinate) {
 /* With `rank`, what is found in a tile is sent while it is in the cache; else it is listed. */
 static void serve(const Plan *plan, size_t row, Piece *piece, const Tile *tile, Hits *hits, size_t *rank) {
     float *memory = memory_of(plan, row) + tile->start;
-    if (rank) send_bits(plan, row, piece, tile, rank);
+    if (plan->rule == TAKE) send_picks(plan, row, tile, rank);
+    else if (rank) send_bits(plan, row, piece, tile, rank);
     else list_bits(plan, row, tile, hits);
     if (plan->step->measure && plan->rule == TAKE) piece->error += squares(memory, tile->count, INFINITY);
 }
@@ -159,7 +156,7 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
     int32_t limit = piece->threshold > 0.0f ? (int32_t)bits_of(piece->threshold) - 1 : -1;
     Job job = {grad, memory, (float)step->decay, (float)step->gain, limit, old};
     Tile tiles[2] = {0};
-    size_t turn = 0, pick = plan->rule == TAKE ? *rank : 0;
+    size_t turn = 0;
     piece->hits = hits;
     piece->first = hits->length;
     piece->key = 0;
@@ -171,7 +168,6 @@ static void sieve_piece(const Plan *plan, size_t row, Piece *piece, int kind, Hi
         tile->start = start;
         tile->count = stop - start;
         tile->found = sieve(kind, &job, start, stop, tile->bits);
-        if (plan->rule == TAKE) pick = mark_picks(plan, row, pick, tile);
         if (plan->rule == SAMPLED && kind != IN_PLACE) take_sample(plan, row, piece, start, stop);
         if (plan->rule == GAUSSIAN && kind != IN_PLACE) {
             Moments moments = measure(memory + start, tile->count);
