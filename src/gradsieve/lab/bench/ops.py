@@ -115,15 +115,23 @@ def measure(
 
 
 def table(rows: Sequence[Row]) -> None:
+    """One for each size and density, narrow enough for 80 columns."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{rows[0].machine}, threads: {rows[0].threads}"
-    out = Table("op", "n", "density", "ms", "quartiles", "ratio", "to", title=title)
-    for row in rows:
-        out.add_row(row.op, row.network or f"{row.n:,}", f"{row.density:g}", f"{row.median_ms:.2f}",
-                    f"{row.q1_ms:.2f} to {row.q3_ms:.2f}", f"{row.ratio:.2f}", row.against)  # fmt: skip
-    Console().print(out)
+    console = Console()
+    console.print(f"{rows[0].machine}, threads: {rows[0].threads}")
+    for n, network, density in dict.fromkeys((row.n, row.network, row.density) for row in rows):
+        of = f"n = {n:,}" if network is None else f"the tensors of {network}"
+        out = Table(title=f"{of}, density {density:g}", title_justify="left", box=SIMPLE_HEAD)
+        for heading in ("op", "ms", "quartiles", "ratio", "to"):
+            out.add_column(heading, justify="left" if heading in ("op", "to") else "right")
+        for row in rows:
+            if (row.n, row.network, row.density) == (n, network, density):
+                quartiles = f"{row.q1_ms:.2f} to {row.q3_ms:.2f}"
+                out.add_row(row.op, f"{row.median_ms:.2f}", quartiles, f"{row.ratio:.2f}", row.against)
+        console.print(out)
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
