@@ -52,9 +52,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/ddp"))
     arguments = parser.parse_args()
 
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank = dist.get_rank()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each rank its own: NCCL refuses two on one
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = dist.get_rank()
     torch.manual_seed(0)
 
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
