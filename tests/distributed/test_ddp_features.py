@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -264,7 +265,7 @@ def test_ranks_agree_on_what_a_dense_step_sends(dtype, ranks):
     both_TW = [(True, step % 2 == 0, True) for step in range(16)]
     results = ranks(3, dense_in_a_row, dtype, both_TW, numbers(16, 3, 40).mul(16).round())
     dense = results[0][1]
-    assert any(one and other for one, other in zip(dense, dense[1:], strict=False))
+    assert any(one and other for one, other in pairwise(dense))
     for other, _ in results[1:]:
         assert all(same_bits(a, b) for a, b in zip(results[0][0], other, strict=True))
 

@@ -158,5 +158,5 @@ def test_a_training_on_other_data_is_not_taken_for_this_one(tmp_path, monkeypatc
     trained(context, [TOPK])
     other = replace(load(context, "digits"), description="other digits")
     monkeypatch.setattr(trainings, "_task", lambda *_: other)
-    with pytest.raises(LabError, match="was trained on other data .*give another --trainings"):
+    with pytest.raises(LabError, match=r"was trained on other data .*give another --trainings"):
         trained(context, [TOPK])
