@@ -6,6 +6,7 @@ Many machines:  torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdz
 
 import argparse
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -20,28 +21,33 @@ import gradsieve as gs
 
 
 def save(path: Path, rank: int, ddp, optimizer, sieve, epoch: int) -> None:
-    """Each rank saves its own memory; rank 0 saves what all ranks share. A half-written file never has the name."""
+    """Each rank saves its own memory, rank 0 what all share; ``latest`` names an epoch that all of them have saved."""
     state = {"epoch": epoch, "sieve": sieve.state_dict()}
     if rank == 0:
         state |= {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict()}
-    path.mkdir(parents=True, exist_ok=True)
-    torch.save(state, path / f"rank{rank}.tmp")
-    os.replace(path / f"rank{rank}.tmp", path / f"rank{rank}.pt")
+    folder = path / f"epoch{epoch}"
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(state, folder / f"rank{rank}.pt")
     dist.barrier()
+    if rank == 0:
+        (path / "latest.tmp").write_text(folder.name)
+        os.replace(path / "latest.tmp", path / "latest")
+        shutil.rmtree(path / f"epoch{epoch - 1}", ignore_errors=True)
 
 
 def load(path: Path, rank: int, ddp, optimizer, sieve) -> int:
-    """The epoch to go on with. All ranks resume or none does: each looks for rank 0's file and its own."""
-    found = [False] * dist.get_world_size()
-    dist.all_gather_object(found, (path / "rank0.pt").exists() and (path / f"rank{rank}.pt").exists())
-    if not any(found):
+    """The epoch to go on with."""
+    latest = path / "latest"
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, latest.read_text() if latest.exists() else None)
+    if len(set(found)) > 1:
+        raise SystemExit(f"--checkpoint takes a directory that all machines see; the ranks found {found}")
+    if found[0] is None:
         return 0
-    if not all(found):
-        raise SystemExit(f"--checkpoint takes a directory that all machines see; rank {found.index(False)} has none")
-    shared = torch.load(path / "rank0.pt", weights_only=True)
+    shared, own = (torch.load(path / found[0] / f"rank{r}.pt", weights_only=True) for r in (0, rank))
     ddp.module.load_state_dict(shared["model"])
     optimizer.load_state_dict(shared["optimizer"])
-    sieve.load_state_dict(torch.load(path / f"rank{rank}.pt", weights_only=True)["sieve"])
+    sieve.load_state_dict(own["sieve"])
     return shared["epoch"]
 
 
@@ -52,9 +58,11 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/ddp"))
     arguments = parser.parse_args()
 
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    rank = dist.get_rank()
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # each rank its own: NCCL refuses two on one
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    rank = dist.get_rank()
     torch.manual_seed(0)
 
     images, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))

@@ -84,3 +84,17 @@ def test_a_null_meter_counts_nothing_and_changes_nothing():
     one_n, other_n = (sim.step(grad_Wn) for sim in sims)
     assert torch.equal(one_n, other_n)
     assert sims[1].stats().total == Tally()
+
+
+def test_what_a_device_tells_late_is_of_the_step_before():
+    """Three channels whose figures come a step late, in the order of a DDP step."""
+    meter = gs.Meter()
+    for step in range(10):
+        for _ in range(3):
+            if step:
+                meter.record(step - 1, coordinates=10, kept=1)
+            meter.spent(step, coding=1.0)
+    total = meter.stats().total
+    assert (total.steps, total.seconds["coding"], total.kept) == (10, 30.0, 27)
+    meter.record(9, coordinates=10, kept=1)
+    assert meter.stats().last.kept == 1

@@ -92,3 +92,20 @@ def test_resharding_keeps_what_is_owed(workers):
 def test_resharding_nothing_is_an_error():
     with pytest.raises(ValueError, match="states takes the saved states of all old ranks"):
         gs.reshard([], 2)
+
+
+@pytest.mark.parametrize(("states", "workers", "said"), [(1, 2, "all 4 old ranks, not of 3"), (0, 0, "workers takes")])
+def test_a_part_of_the_old_ranks_would_lose_what_the_others_owe(states, workers, said):
+    old = {**after_a_step().state_dict(), "workers": 4}
+    ranks = [{**old, f"memory of rank {rank}": old["memory"]} for rank in range(3 if states else 4)]
+    for state in ranks:
+        del state["memory"]
+    with pytest.raises(ValueError, match=said):
+        gs.reshard(ranks, workers)
+
+
+def test_another_rule_takes_the_memory_and_leaves_what_accordion_remembers():
+    saved = after_a_step(rule="accordion:0.2,0.4").state_dict()
+    sim = simulator(rule="topk:0.2")
+    sim.load_state_dict(saved)
+    assert torch.equal(sim.state_dict()["memory"]["1"]["memory"], saved["memory"]["1"]["memory"])

@@ -176,7 +176,7 @@ def reproduce(
     seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Repetitions. Default: the entry's.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs, for entries that have them.")] = None,
     quick: Annotated[bool, typer.Option(help="A small scale: shows that it works, compares with nothing.")] = False,
-    resume: Annotated[bool, typer.Option(help="Go on from the state that a stopped run left in --out.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on where a stopped run left --out and --trainings.")] = False,
     trainings: Annotated[
         Path | None,
         typer.Option(
@@ -277,7 +277,10 @@ Ours run first; another way is given up after --patience times our best, since t
 
 @bench.command("accuracy", help=_ACCURACY_HELP)
 def bench_accuracy(
-    task: Annotated[str, typer.Option(help=f"What to train: {', '.join(tasks.names())}.")] = "digits-wide",
+    task: Annotated[
+        str,
+        typer.Option(help="What to train: digits-wide, cifar-wide, or another task with labels."),
+    ] = "digits-wide",
     workers: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 2,
     link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
     way: Annotated[list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ...")] = None,
@@ -290,6 +293,7 @@ def bench_accuracy(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/accuracy.jsonl"),
     plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Where to write them as a table.")] = None,
 ) -> int:
     from gradsieve.lab.bench import training
 
@@ -315,6 +319,9 @@ def bench_accuracy(
     if plot is not None:
         training.plot(training.read(out), plot)
         print(plot)
+    if markdown is not None:
+        markdown.write_text(training.markdown(training.read(out)) + "\n", encoding="utf-8")
+        print(markdown)
     return 0
 
 
@@ -339,13 +346,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         message = error.format_message()
         if message.startswith("No such command"):
-            message += f" Commands are {', '.join(command.name or '' for command in app.registered_commands)}."
+            message += f" Commands are {', '.join(_commands_of(error))}."
     except LabError as error:
         message = str(error)
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    print("gradsieve: " + " ".join(message.split()), file=sys.stderr)
+    if message:  # a group without a command has shown its help
+        print("gradsieve: " + " ".join(message.split()), file=sys.stderr)
     return 2
+
+
+def _commands_of(error: Exception) -> list[str]:
+    """Of the group in which the error was made."""
+    context = getattr(error, "ctx", None)
+    return context.command.list_commands(context) if context is not None else []
 
 
 if __name__ == "__main__":

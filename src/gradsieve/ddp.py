@@ -1,6 +1,5 @@
 """attach(): sparse exchange as DDP's one communication hook."""
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
@@ -48,11 +47,14 @@ def attach(
         scaler=scaler,
         meter=meter,
     )
-    slot = getattr(ddp, _SLOT, None)
-    _check_room(ddp, slot)
-    sieve.bind(ddp.process_group, watch_use=ddp.find_unused_parameters or ddp.static_graph)
+    try:
+        slot = _room_of(ddp)
+        sieve.bind(ddp.process_group, watch_use=ddp.find_unused_parameters or ddp.static_graph)
+    except BaseException:
+        sieve.detach()
+        raise
     if slot is None:
-        slot = _Slot(ddp.process_group)
+        slot = _Slot(ddp)
         setattr(ddp, _SLOT, slot)
         ddp.register_comm_hook(None, slot.hook)
         ddp.register_forward_pre_hook(slot.check)
@@ -68,9 +70,14 @@ def hook(state: Sieve, bucket: GradBucket) -> Future[Tensor]:
 class _Slot:
     """DDP takes one hook for good; this one passes buckets to the sieve that is attached now, or averages them."""
 
-    def __init__(self, group: dist.ProcessGroup):
-        self.link = GroupLink(group)
+    def __init__(self, ddp: DistributedDataParallel | None = None):
+        self.link = None if ddp is None else GroupLink(ddp.process_group)
+        self.reducer = None if ddp is None else ddp.reducer
         self.sieve: Sieve | None = None
+
+    def __reduce__(self) -> tuple[type["_Slot"], tuple[()]]:
+        """A copy of a DDP module has a reducer of its own, without hooks: what is copied or saved with it is empty."""
+        return _Slot, ()
 
     def empty(self) -> None:
         self.sieve = None
@@ -78,6 +85,7 @@ class _Slot:
     def hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         if self.sieve is not None:
             return self.sieve.exchange(bucket)
+        assert self.link is not None
         buffer_n = bucket.buffer().div_(self.link.workers)
         return self.link.sum(buffer_n.unsqueeze(0)).then(lambda _: buffer_n).future()
 
@@ -87,11 +95,17 @@ class _Slot:
             self.sieve.refuse_if_broken()
 
 
-def _check_room(ddp: DistributedDataParallel, slot: _Slot | None) -> None:
+def _room_of(ddp: DistributedDataParallel) -> _Slot | None:
+    """Our hook where DDP has it already, None where it has room for one; else an error."""
+    slot: _Slot | None = getattr(ddp, _SLOT, None)
     if getattr(ddp, "mixed_precision", None) is not None:
         raise ValueError("DDP(mixed_precision=...) takes the one hook that DDP has: use torch.autocast instead")
     if slot is not None and slot.sieve is not None:
         raise ValueError("this DDP module has a sieve already: sieve.detach() it first")
-    if slot is None and ddp._comm_hooks:
-        name = getattr(ddp._comm_hooks[0][0], "__qualname__", "another hook")
+    if slot is not None and slot.reducer is ddp.reducer:
+        return slot
+    theirs = [hook for hook, _ in ddp._comm_hooks if not isinstance(getattr(hook, "__self__", None), _Slot)]
+    if theirs:
+        name = getattr(theirs[0], "__qualname__", "another hook")
         raise ValueError(f"this DDP module has a communication hook already ({name}), and DDP takes only one")
+    return None

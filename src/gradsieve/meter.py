@@ -97,10 +97,11 @@ class Meter:
 
     def _add(self, step: int, tally: Tally) -> None:
         with self._lock:
-            if step != self._step:
+            if step not in (self._step, self._step - 1):
                 self._step, self._last = step, Tally(steps=1)
                 self._total.steps += 1
-            self._last.add(tally)
+            if step == self._step:  # of the step before figures may come late from a device
+                self._last.add(tally)
             self._total.add(tally)
 
 

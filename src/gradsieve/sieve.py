@@ -58,6 +58,7 @@ class Sieve:
         self._channels: dict[int, Channel] = {}  # by bucket; -1 holds the whole model in global scope
         self._filled: dict[int, tuple[int, ...]] = {}  # by bucket: its parameters, told apart without asking them
         self._landings: dict[int, Landing] = {}  # by bucket
+        self._rearranged = False  # DDP has made its buckets anew in this step
         self._pieces = Pieces()
         self._lr: float | None = None
         self._lr_ratio = 1.0
@@ -116,6 +117,8 @@ class Sieve:
         self.refuse_if_broken()
         rank = self._link.ranks.start if self._link else _place()[0]
         self._pieces = load_pieces(state, self._layout, self.options.feedback.kind, rank)
+        for channel in self._channels.values():
+            channel.catch_up()
         self._channels.clear()
         self._sent.clear()
         self.step, self._lr = int(state["step"]), state["lr"]
@@ -185,8 +188,12 @@ class Sieve:
             self._used.clear()
         for index, channel in list(self._channels.items()):
             if channel not in self._sent:  # DDP has fewer buckets now
-                self._pieces.forget(self._channels.pop(index))
+                self._channels.pop(index).catch_up()
                 self._landings.pop(index, None)
+                self._rearranged = True
+        if self._rearranged:
+            self._pieces.keep(self._channels.values())
+            self._rearranged = False
 
     def _settle(self) -> None:
         """Once a step has arrived whole: where a bucket was not finite, the other ones keep what they sent."""
@@ -232,8 +239,10 @@ class Sieve:
         return waiting
 
     def _takes_all_at_once(self) -> bool:
-        """A rule that ranks the whole gradient must wait for all of it; one that looks at single elements need not."""
-        return self.options.scope == "global" and not getattr(self.options.rule, "elementwise", False)
+        """A rule that ranks the whole gradient must wait for all of it, and so must whoever clips its norm; a rule that
+        looks at single elements need not."""
+        clips = isinstance(self.options.feedback, Momentum) and self.options.feedback.clip is not None
+        return self.options.scope == "global" and (clips or not getattr(self.options.rule, "elementwise", False))
 
     def _collect(self, bucket: GradBucket) -> Future[Tensor]:
         """Global scope: hold the buckets until the last, then exchange the whole gradient as one."""
@@ -253,6 +262,8 @@ class Sieve:
         def spread(result: Tensor) -> Tensor:
             for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
                 gradients[p].copy_(part_n.view_as(gradients[p]))
+                if gradients[p].dtype == torch.float16:  # a finite mean may be too large for it
+                    channel.bad = channel.bad | ~gradients[p].isfinite().all()
             for b, f in buckets[:-1]:
                 f.set_result(b.buffer())
             return bucket.buffer()
@@ -273,6 +284,9 @@ class Sieve:
         parameters = bucket.parameters()
         index, identities = bucket.index(), tuple(map(id, parameters))
         if self._filled.get(index) != identities or index not in self._channels:
+            if index in self._channels:
+                self._channels[index].catch_up()
+                self._rearranged = True
             layout = Layout(tuple(self._names[p] for p in parameters), tuple(p.numel() for p in parameters))
             self._channels[index] = self._new_channel(layout, bucket.buffer())
             self._filled[index] = identities

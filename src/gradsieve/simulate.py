@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from numbers import Real
 from typing import Any
 
@@ -70,7 +71,8 @@ class Simulator:
             raise ValueError(f"grads_Wn takes a tensor of shape {expected}, not {tuple(grads_Wn.shape)}")
         ratio = self._lr_ratio(lr)
         mean_n = torch.empty(self.layout.size, dtype=grads_Wn.dtype, device=grads_Wn.device)
-        self.channel.step(grads_Wn, mean_n, self._steps, lr=lr, lr_ratio=ratio).wait()
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():  # kernels go there
+            self.channel.step(grads_Wn, mean_n, self._steps, lr=lr, lr_ratio=ratio).wait()
         self._steps += 1
         if self.options.feedback.kind != "update" or not bool(self.channel.bad):
             self._lr = lr  # after a step that is not finite the memory still follows the rate before
@@ -85,6 +87,8 @@ class Simulator:
         return 1.0 if self._lr is None else self._lr / lr
 
     def stats(self) -> Stats:
+        """Density, bytes sent and saved, total error, time by phase; for the last step and in all."""
+        self.channel.catch_up()
         return self.meter.stats()
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,6 +108,7 @@ class Simulator:
         rows = {len(tensor) for kinds in pieces.memory.values() for tensor in kinds.values()}
         if rows - {1, self.workers}:
             raise ValueError(f"the state holds {max(rows)} workers, this simulator {self.workers}: use gs.reshard")
+        self.channel.exchange.fold(self.channel.memory.memory_Ln)  # what owners hold is of the steps before
         pieces.move_to(self.channel)
         self._pieces = pieces
         self._steps, self._lr = int(state["step"]), state["lr"]

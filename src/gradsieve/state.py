@@ -1,6 +1,6 @@
 """Checkpoints: the memory by parameter name. Tensors and plain values only, so ``weights_only=True`` loads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -33,12 +33,13 @@ class Pieces:
                     channel.memory_is_empty = False
         for row, key in enumerate(channel.segments.keys):
             for kind, value in self.rule.get(key, {}).items():
-                channel.state[kind][row] = value
+                if kind in channel.state:  # else it is another rule's
+                    channel.state[kind][row] = value
         self._point_at(channel)
 
-    def forget(self, channel: Channel) -> None:
-        """Let go of a channel that all its parameters have left."""
-        self.rule = {key: row for key, row in self.rule.items() if getattr(row, "channel", None) is not channel}
+    def keep(self, channels: Collection[Channel]) -> None:
+        """Let go of other channels: all their parameters have left them."""
+        self.rule = {key: row for key, row in self.rule.items() if not isinstance(row, _Row) or row.channel in channels}
 
     def _point_at(self, channel: Channel) -> None:
         self.memory.update({name: _Window(channel, i) for i, name in enumerate(channel.layout.names)})  # type: ignore[misc]
@@ -164,7 +165,12 @@ def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]
     """
     if not states:
         raise ValueError("states takes the saved states of all old ranks, at least one")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers takes a whole number of at least 1, not {workers!r}")
     memories = [part for state in states for key, part in state.items() if key.startswith("memory")]
+    old = states[0]["workers"]
+    if len(memories) not in (1, old):
+        raise ValueError(f"states takes those of all {old} old ranks, not of {len(memories)}")
     memory: dict[str, dict[str, Tensor]] = {}
     for name, kinds in memories[0].items():
         for kind in kinds:

@@ -90,6 +90,7 @@ class Channel:
         self.busy = 0.0  # seconds that the last exchange spent coding and decoding
         self._decay = 1.0  # what brings a memory from the learning rate before to the one of this step
         self._resting: list[tuple[str, slice, Tensor]] = []
+        self._may_rest = False  # here, or on another rank
 
     def step(
         self,
@@ -118,12 +119,16 @@ class Channel:
         dense = prefer_dense or self.options.exchange == "dense" or self.plan.dense
         if dense and self.nothing_waits():
             check = self._learner is not None or (at_stake and self.options.exchange != "dense")
-            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, gain=1.0, p_Ln=None, check=check)
+            divisor = float(self.link.workers)
+            if grad_Ln.dtype == torch.float16:  # a sum may leave its range where the mean does not
+                grad_Ln, divisor = grad_Ln / divisor, 1.0
+            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, divisor=divisor, p_Ln=None, check=check)
             return self._timed(step, started, self.link.sum(grad_Ln), receive_all)
         pending = self._correct(grad_Ln, gain, lr_ratio)
         if dense:
             p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
-            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, gain=gain, p_Ln=p_Ln, check=True)
+            divisor = self.link.workers * gain
+            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, divisor=divisor, p_Ln=p_Ln, check=True)
             return self._timed(step, started, self.link.sum(p_Ln), receive_all)
         self.memory_is_empty = False
         sent, arrival = self.exchange.send(rule, pending, turn)
@@ -157,9 +162,15 @@ class Channel:
         return arrival.then(arrived)
 
     def rest(self, names: Sequence[str]) -> None:
-        """Leave these parameters' memory out of the next step: a result for them may be dropped."""
+        """Leave these parameters' memory out of the next step: a result for them may be dropped.
+
+        All ranks call it, each with names of its own.
+        """
+        self._may_rest = True
         if self.nothing_waits():
             return
+        if names:
+            self.exchange.fold(self.memory.memory_Ln)  # what an owner holds of them rests too
         for i in map(self.layout.names.index, names):
             place = slice(*self.layout.bounds[i : i + 2])
             for kind, tensor in self.memory.tensors.items():
@@ -171,7 +182,6 @@ class Channel:
         for kind, place, rested in self._resting:
             scale = torch.where(self._undone, 1.0, self._decay).to(rested.dtype) if kind == "memory" else 1.0
             self.memory.tensors[kind][:, place] += rested * scale
-            self.memory_is_empty = False
         self._resting.clear()
 
     def _correct(self, grad_Ln: Tensor, gain: float, lr_ratio: float) -> Pending:
@@ -247,18 +257,18 @@ class Channel:
         self._sent = self._flushed_Ln = None
 
     def _receive_all(
-        self, total_n: Tensor, *, out_n: Tensor, turn: Turn, gain: float, p_Ln: Tensor | None, check: bool
+        self, total_n: Tensor, *, out_n: Tensor, turn: Turn, divisor: float, p_Ln: Tensor | None, check: bool
     ) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
         if total_n.data_ptr() == out_n.data_ptr():
-            total_n.div_(self.link.workers * gain)
+            total_n.div_(divisor)
         else:
-            ops.of(out_n).mean(total_n.unsqueeze(0), out_n, self.link.workers * gain)
+            ops.of(out_n).mean(total_n.unsqueeze(0), out_n, divisor)
         self.bad = self._undone = ~out_n.isfinite().all() if check else torch.zeros_like(self.bad)
         if p_Ln is not None and not bool(self.bad):
             self._flushed_Ln, self.memory.tensors["memory"] = self.memory.memory_Ln, p_Ln.zero_()
             self.memory.settle(None)
-            self.memory_is_empty = True
+            self.memory_is_empty = not self._may_rest  # the same on all ranks: they send p or they all send gradients
         self._wake()
         if self._learner is not None and not bool(self.bad):
             self._learner.observe(out_n, self.segments, turn)

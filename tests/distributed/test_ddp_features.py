@@ -1,6 +1,10 @@
 """Everything that DDP offers goes on working under the sieve."""
 
+import copy
 import functools
+import gc
+import weakref
+from itertools import pairwise
 
 import pytest
 import torch
@@ -239,3 +243,87 @@ def test_clipping_after_the_exchange_leaves_the_memory_alone(ranks):
         assert tight == pytest.approx([0.5] * 10)
         assert min(loose) > 1
         assert same_bits(one, other)
+
+
+def dense_in_a_row(rank, workers, dtype, both_TW, grads_TWn):
+    """A threshold that keeps all: where bytes do not allow that, dense steps follow, more each time."""
+    ddp = DistributedDataParallel(Sometimes().to(dtype), find_unused_parameters=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    sieve = gs.attach(ddp, gs.HardThreshold(0.0), scaler=scaler)
+    results, dense = [], []
+    for both_W, grad_Wn in zip(both_TW, grads_TWn, strict=True):
+        ddp.zero_grad(set_to_none=True)
+        scaler.scale(ddp(grad_Wn[rank].to(dtype), both_W[rank])).backward()
+        results.append(ddp.module.first.grad.clone())
+        dense.append(sieve.stats().last.density == 1.0)
+    return results, dense
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranks_agree_on_what_a_dense_step_sends(dtype, ranks):
+    """A parameter that one rank does not use leaves that rank a memory, and not the others."""
+    both_TW = [(True, step % 2 == 0, True) for step in range(16)]
+    results = ranks(3, dense_in_a_row, dtype, both_TW, numbers(16, 3, 40).mul(16).round())
+    dense = results[0][1]
+    assert any(one and other for one, other in pairwise(dense))
+    for other, _ in results[1:]:
+        assert all(same_bits(a, b) for a, b in zip(results[0][0], other, strict=True))
+
+
+def clipped_before(rank, workers, rule, grads_TWn):
+    ddp = DistributedDataParallel(Given(), bucket_cap_mb=SMALL)
+    gs.attach(ddp, gs.parse(rule), scope="global", feedback=gs.Momentum(clip=1.0), exchange="allgather")
+    return drive(ddp, grads_TWn[:, rank])
+
+
+@pytest.mark.parametrize("rule", ["threshold:0.05", "topk:0.1"])
+def test_clipping_bounds_the_norm_of_the_whole_gradient(rule, ranks):
+    grads_TWn = numbers(6, 2, 586)
+    sim = gs.Simulator(
+        Given(), gs.parse(rule), workers=2, scope="global", feedback=gs.Momentum(clip=1.0), exchange="allgather"
+    )
+    expected_Tn = torch.stack([sim.step(grad_Wn) for grad_Wn in grads_TWn])
+    for means_Tn in ranks(2, clipped_before, rule, grads_TWn):
+        torch.testing.assert_close(means_Tn, expected_Tn, rtol=1e-6, atol=1e-7)
+
+
+def copied(rank, workers):
+    """What AveragedModel does, and what a whole saved module comes to."""
+    ddp = DistributedDataParallel(Given(), bucket_cap_mb=SMALL)
+    gs.attach(ddp, gs.TopK(0.1), exchange="allgather")
+    grads_Tn = numbers(4, workers, 586)[:, rank]
+    drive(ddp, grads_Tn)
+    copy_of = copy.deepcopy(ddp)
+    dense_Tn = drive(copy_of, grads_Tn)
+    sieve = gs.attach(copy_of, gs.TopK(0.1), exchange="allgather")
+    return dense_Tn, drive(copy_of, grads_Tn), sieve.step
+
+
+def test_a_copy_of_the_module_is_dense_until_it_is_attached_to(ranks):
+    grads_TWn = numbers(4, 2, 586)
+    sim = gs.Simulator(Given(), gs.TopK(0.1), workers=2, exchange="allgather")
+    sparse_Tn = torch.stack([sim.step(grad_Wn) for grad_Wn in grads_TWn])
+    for dense_Tn, means_Tn, steps in ranks(2, copied):
+        torch.testing.assert_close(dense_Tn, grads_TWn.mean(1))
+        assert same_bits(means_Tn, sparse_Tn)
+        assert steps == 4
+
+
+def rearranged(rank, workers, scope):
+    """DDP makes its buckets anew after the first step; whose memory was there is no longer needed."""
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=SMALL)
+    sieve = gs.attach(ddp, gs.HardThreshold(0.01), scope=scope)
+    data = batches(rank, 3)
+    train(ddp, data[:1])
+    before = [weakref.ref(channel) for channel in sieve._channels.values()]
+    train(ddp, data[1:])
+    gc.collect()
+    alive = sum(channel() is not None for channel in before)
+    return len(before), alive, sum(channel in [c() for c in before] for channel in sieve._channels.values())
+
+
+@pytest.mark.parametrize("scope", ["layer", "bucket", "global"])
+def test_a_memory_that_moved_is_let_go(scope, ranks):
+    for count, alive, same in ranks(2, rearranged, scope):
+        assert count > 0
+        assert alive == same

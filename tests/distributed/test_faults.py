@@ -265,3 +265,59 @@ def short(rank, workers):
 def test_a_group_destroyed_after_the_last_step_aborts_no_process(ranks):
     for _ in range(12):
         ranks(4, short)
+
+
+def apart(rank, workers):
+    """A rank that resumed from another step draws other coordinates."""
+    ddp = DistributedDataParallel(Given())
+    sieve = gs.attach(ddp, gs.RandomK(0.1), exchange="allreduce")
+    drive(ddp, numbers(3, workers, 586)[:, rank])
+    sieve.step += rank
+    with pytest.raises(RuntimeError, match=r"the ranks are not all at step \d"):
+        drive(ddp, numbers(1, workers, 586)[:, rank])
+
+
+def test_ranks_that_are_at_different_steps_are_told_so(ranks):
+    ranks(2, apart)
+
+
+def refused(rank, workers):
+    """An attach that fails leaves nothing behind."""
+    ddp = DistributedDataParallel(Given())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="ranks disagree"):
+            gs.attach(ddp, gs.TopK(0.1 * (rank + 1)))
+    return [len(p._post_accumulate_grad_hooks or ()) for p in ddp.module.parts]
+
+
+def test_an_attach_that_fails_leaves_no_hooks(ranks):
+    for counts in ranks(2, refused):
+        assert set(counts) == {0}
+
+
+def huge(rank, workers, rule, options):
+    """float16 gradients whose sum is out of its range and whose mean is not, or not for the memory."""
+    ddp = DistributedDataParallel(Given(((60,), (20,)), (torch.float16, torch.float16)))
+    sieve = gs.attach(ddp, gs.parse(rule), **options)
+    return drive(ddp, torch.full((1, 80), 50000.0)), memory_of(sieve)
+
+
+def test_a_dense_mean_of_float16_gradients_is_finite_where_ddps_is(ranks):
+    for means_Tn, _ in ranks(4, huge, "dense", {}):
+        assert torch.equal(means_Tn, torch.full((1, 80), 50000.0).half().float())
+
+
+def overflowing(rank, workers):
+    """The second mean, of memory and gradient, is out of float16's range."""
+    ddp = DistributedDataParallel(Given(((60,), (20,)), (torch.float16, torch.float16)))
+    sieve = gs.attach(ddp, gs.TopK(0.1), scope="global", exchange="allgather")
+    drive(ddp, torch.full((1, 80), 50000.0))
+    before_n = memory_of(sieve)
+    means_Tn = drive(ddp, torch.full((1, 80), 50000.0))
+    return bool(means_Tn.isfinite().all()), before_n, memory_of(sieve)
+
+
+def test_a_mean_of_all_parameters_that_overflows_stays_in_the_memory(ranks):
+    for finite, before_n, after_n in ranks(2, overflowing):
+        assert not finite
+        torch.testing.assert_close(after_n, before_n + 50000.0, rtol=1e-3, atol=0)

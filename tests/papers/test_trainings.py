@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradsieve.lab.errors import LabError
-from gradsieve.lab.papers import checkpoint
+from gradsieve.lab.papers import checkpoint, trainings
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.trainings import deferred, folder, load, stand_in, trained
@@ -150,3 +150,13 @@ def test_a_quick_run_takes_a_small_task(tmp_path, monkeypatch):
     assert load(quick, "digits") is load(quick, "digits")
     with pytest.raises(LabError, match="CIFAR-10 needs its data"):
         load(full, "cifar-resnet18")
+
+
+def test_a_training_on_other_data_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    """The original in place of a stand-in, say: neither its result nor its state."""
+    context = Context(tmp_path, resume=True)
+    trained(context, [TOPK])
+    other = replace(load(context, "digits"), description="other digits")
+    monkeypatch.setattr(trainings, "_task", lambda *_: other)
+    with pytest.raises(LabError, match=r"was trained on other data .*give another --trainings"):
+        trained(context, [TOPK])

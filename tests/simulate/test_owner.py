@@ -77,3 +77,31 @@ def test_digits_end_as_well_as_with_a_gather():
     gather, owner = torch.tensor(losses["allgather"]), torch.tensor(losses["owner"])
     spread = max(gather.std().item(), owner.std().item())
     assert owner.mean() <= gather.mean() + 2 * spread
+
+
+def test_what_owners_hold_of_an_unused_parameter_waits_too(generator):
+    """Its result would be dropped: nothing of it may be passed on while it is not used."""
+    parameters = [torch.zeros(300), torch.zeros(300)]
+    sim = gs.Simulator(parameters, gs.TopK(0.1), workers=4, exchange="owner")
+    sim.channel.rest([])
+    given = delivered = torch.zeros(600).double()
+    for step in range(12):
+        grad_Wn = torch.randn(4, 600, generator=generator)
+        if 4 <= step < 8:
+            grad_Wn[:, 300:] = 0
+            sim.channel.rest(["1"])
+        mean_n = sim.step(grad_Wn)
+        if 4 <= step < 8:
+            assert not mean_n[300:].any()
+        given, delivered = given + grad_Wn.double().sum(0), delivered + 4 * mean_n.double()
+    kept = torch.cat([kinds["memory"].double().sum(0) for kinds in sim.state_dict()["memory"].values()])
+    torch.testing.assert_close(delivered + kept, given, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loaded_state_takes_the_place_of_what_owners_hold(generator):
+    sim = gs.Simulator(500, gs.TopK(0.05), workers=3, exchange="owner")
+    fresh = sim.state_dict()
+    for _ in range(5):
+        sim.step(torch.randn(3, 500, generator=generator))
+    sim.load_state_dict(fresh)
+    assert not sim.state_dict()["memory"]["0"]["memory"].any()

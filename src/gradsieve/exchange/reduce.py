@@ -7,6 +7,9 @@ from gradsieve import ops
 from gradsieve.exchange.plan import Plan
 from gradsieve.ops.reference import empty
 from gradsieve.types import Arrival, Link, Pending, Report, Rule, Sparse, Turn
+from gradsieve.wire import WireError
+
+STEPS = 1021  # steps are told apart by their remainder, whose sum over ranks a float32 holds exactly
 
 
 class Reduce:
@@ -20,8 +23,9 @@ class Reduce:
         assert self.plan.fixed is not None
         pending.into = empty(workers, size, self.plan.fixed, torch.float32, pending.grad_Ln.device)
         sent = rule(pending, turn)
-        marked_LK = torch.cat([sent.values_LK, sent.nonfinite_L.unsqueeze(1).float()], dim=1)
-        return sent, self.link.sum(marked_LK)
+        steps_L = torch.full_like(sent.nonfinite_L, turn.step % STEPS)
+        marks_LK = torch.stack([sent.nonfinite_L, steps_L], dim=1).float()
+        return sent, self.link.sum(torch.cat([sent.values_LK, marks_LK], dim=1))
 
     def fold(self, memory_Ln: Tensor) -> None:
         """Nothing waits here."""
@@ -32,7 +36,7 @@ class Reduce:
             sent.size,
             sent.counts_LB[one],
             sent.offsets_LK[one],
-            payload[None, :-1],
+            payload[None, :-2],
             sent.wanted_L[one],
             sent.nonfinite_L[one],
         )
@@ -41,12 +45,13 @@ class Reduce:
             ops.of(out_n).decode(total, out_n, divisor)
 
         count_W = sent.wanted_L[one].expand(self.link.workers)
+        apart = payload[-1] != self.link.workers * (turn.step % STEPS)  # each step has coordinates of its own
         return Report(
             wanted_W=count_W,
             kept_W=count_W,
-            bad=~(payload[-1] == 0),
-            wrong_W=torch.zeros_like(count_W, dtype=torch.bool),
+            bad=~(payload[-2] == 0),
+            wrong_W=apart.expand(self.link.workers),
             bytes=2 * (self.link.workers - 1) * 4 * len(payload) // self.link.workers,
-            complain=lambda rank: AssertionError(f"values of rank {rank} carry no positions to refuse"),
+            complain=lambda rank: WireError(f"the ranks are not all at step {turn.step}: they sent other coordinates"),
             decode=decode,
         )

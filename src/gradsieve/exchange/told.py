@@ -54,9 +54,11 @@ class Late:
             wanted_W.new_zeros(()) if error_L is None else error_L.mean(),
         ]
         here = torch.stack([figure.double() for figure in figures])
-        self._figures = torch.empty(len(figures), dtype=torch.float64, pin_memory=True).copy_(here, non_blocking=True)
+        self._figures = torch.empty(len(figures), dtype=torch.float64, device="cpu", pin_memory=True).copy_(
+            here, non_blocking=True
+        )
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record()
+        self._event.record(torch.cuda.current_stream(here.device))
 
     def read(self) -> Told:
         if self._told is None:

@@ -30,6 +30,7 @@ from gradsieve.lab.group import in_group
 from gradsieve.lab.records import EndRow, EpochRow, RunRow, StepRow, read_rows
 from gradsieve.lab.runner import Launcher, Options, Training, optimizer_of, rows
 from gradsieve.lab.tasks import Task
+from gradsieve.lab.tasks.base import Classification
 from gradsieve.types import Rule
 
 POLL = 0.05  # seconds between two looks at what rank 0 has written
@@ -155,18 +156,28 @@ def _train(task: Task, rule: Rule, options: Options) -> Iterator[Training]:
 
 def main() -> None:
     """One rank of a run that torchrun started, on one machine or many; rank 0 tells how each epoch went."""
+    try:
+        _train_a_rank()
+    except (LabError, ValueError) as error:
+        raise SystemExit(f"gradsieve: {error}") from None
+
+
+def _train_a_rank() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="digits", choices=tasks.names())
+    parser.add_argument("--task", default="digits", help="digits, cifar, or another with labels")
     parser.add_argument("--rule", default="topk:0.01", help="dense, topk:0.01, threshold:0.05, ...")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="rank 0 appends its rows here")
     arguments = parser.parse_args()
+    if "WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun: it says how many ranks there are")
     options = Options(int(os.environ["WORLD_SIZE"]), arguments.epochs, arguments.seed)
-    _rank(
-        arguments.task, arguments.data_dir, None, gs.parse(arguments.rule), options, arguments.rule, arguments.log, True
-    )
+    rule = gs.parse(arguments.rule)
+    if not isinstance(tasks.get(arguments.task, data_dir=arguments.data_dir), Classification):
+        raise LabError(f"{arguments.task} trains on virtual workers only: choose a --task with labels")
+    _rank(arguments.task, arguments.data_dir, None, rule, options, arguments.rule, arguments.log, True)
 
 
 if __name__ == "__main__":

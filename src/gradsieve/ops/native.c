@@ -118,6 +118,13 @@ void gradsieve_take(Step *step, const uint32_t *picks, const int64_t *picked, in
     run(plan);
 }
 
+/* Takes the first k of each segment's keyed permutation. */
+void gradsieve_randomk(Step *step, const int64_t *k, const int64_t *keys, uint32_t *picks, int64_t *picked,
+                       int64_t room) {
+    draw(step, k, keys, picks, picked, room);
+    gradsieve_take(step, picks, picked, room);
+}
+
 static void send_piece(void *context, size_t item) {
     Plan *plan = context;
     Piece *piece = &plan->pieces[item];

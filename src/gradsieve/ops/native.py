@@ -56,9 +56,9 @@ def _load() -> ctypes.CDLL | None:
             "topk": [c_void_p, c_void_p, c_void_p],
             "gaussiank": [c_void_p, c_void_p, c_void_p, c_void_p],
             "sampledk": [c_void_p, c_void_p, c_int64, c_int64, c_void_p],
+            "randomk": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
             "take": [c_void_p, c_void_p, c_void_p, c_int64],
             "send": [c_void_p],
-            "draw": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
             "pick": [c_void_p, c_void_p, c_void_p, c_void_p, c_int64],
             "mean": [c_void_p],
             "decode": [c_void_p],
@@ -112,7 +112,7 @@ def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     if call is None:
         return reference.gaussiank(pending, k_S)
 
-    def known() -> tuple[Tensor, ...]:
+    def known() -> tuple[Tensor | int, ...]:
         return _integers(k_S), _quantiles(k_S, pending.segments), _hints(pending, "gaussiank")
 
     return _send(pending, call, pending.into, _library.gradsieve_gaussiank, *_once(call, "gaussiank", k_S, known))
@@ -130,10 +130,15 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     call = _call(pending, pending.segments.tensor(_CPU))
     if call is None:
         return reference.randomk(pending, k_S, keys_LS)
-    keys_LS, room = keys_LS.to("cpu", torch.int64).contiguous(), _room(k_S, pending.segments)
-    k, *picked = _once(call, "randomk", k_S, lambda: (_integers(k_S), *_picks(pending, room)))
-    _library.gradsieve_draw(call.at, k, keys_LS.data_ptr(), *picked, room)
-    return _take(pending, call, room, *picked)
+
+    def known() -> tuple[Tensor | int, ...]:
+        room = sum(min(k, size) for k, size in zip(k_S, pending.segments.sizes, strict=True))
+        return _integers(k_S), *_picks(pending, room), room
+
+    keys_LS = keys_LS.to("cpu", torch.int64).contiguous()
+    k, *picked, room = _once(call, "randomk", k_S, known)
+    into = pending.into or _slots(pending, room)
+    return _send(pending, call, into, _library.gradsieve_randomk, k, keys_LS.data_ptr(), *picked, room)
 
 
 def take(pending: Pending, index_LK: Tensor) -> Sparse:
@@ -144,7 +149,8 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     picked = _once(call, "take", room, lambda: _picks(pending, room))
     if not _library.gradsieve_pick(call.at, index_LK.data_ptr(), *picked, room):
         raise IndexError(f"a coordinate to take is outside of 0..{call.step.size - 1}")
-    return _take(pending, call, room, *picked)
+    into = pending.into or _slots(pending, room)
+    return _send(pending, call, into, _library.gradsieve_take, *picked, room)
 
 
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
@@ -278,11 +284,6 @@ def _picks(pending: Pending, room: int) -> tuple[Tensor, Tensor]:
     return picks, _cached(pending, "native.picked", (workers,), torch.int64)
 
 
-@lru_cache(maxsize=256)
-def _room(k_S: tuple[int, ...], segments: Segments) -> int:
-    return sum(min(k, size) for k, size in zip(k_S, segments.sizes, strict=True))
-
-
 @dataclass(slots=True)
 class _Call:
     """What the C code is told, filled in once for the same tensors: behind a pass all that is asked comes from a cold
@@ -298,8 +299,8 @@ class _Call:
     scratch: Tensor | None = None
     scratch_bytes: int = 0
     given: tuple[str, object] = ("", None)  # a rule and its counts,
-    known: tuple[Tensor, ...] = ()  # and what goes with them
-    pointers: tuple[int, ...] = ()
+    known: tuple[Tensor | int, ...] = ()  # and what goes with them
+    arguments: tuple[int, ...] = ()
 
 
 def _call(pending: Pending, bounds: Tensor) -> _Call | None:
@@ -334,12 +335,12 @@ def _new_call(pending: Pending, bounds: Tensor, told: tuple[object, ...], before
     return call
 
 
-def _once(call: _Call, rule: str, counts: object, known: Callable[[], tuple[Tensor, ...]]) -> tuple[int, ...]:
-    """Pointers to the tensors that go with a rule and its counts, looked up once."""
+def _once(call: _Call, rule: str, counts: object, known: Callable[[], tuple[Tensor | int, ...]]) -> tuple[int, ...]:
+    """What goes with a rule and its counts, looked up once; of tensors a pointer."""
     if call.given != (rule, counts):
         call.given, call.known = (rule, counts), known()
-        call.pointers = tuple(tensor.data_ptr() for tensor in call.known)
-    return call.pointers
+        call.arguments = tuple(a.data_ptr() if isinstance(a, Tensor) else a for a in call.known)
+    return call.arguments
 
 
 def _lend(call: _Call, scratch: Tensor | None) -> None:
@@ -349,12 +350,9 @@ def _lend(call: _Call, scratch: Tensor | None) -> None:
         call.step.scratch, call.step.scratch_bytes = scratch.data_ptr(), call.scratch_bytes
 
 
-def _take(pending: Pending, call: _Call, room: int, *picked: int) -> Sparse:
-    into = pending.into
-    if into is None:
-        workers, size = pending.grad_Ln.shape
-        into = reference.empty(workers, size, room, pending.values, _CPU)
-    return _send(pending, call, into, _library.gradsieve_take, *picked, room)
+def _slots(pending: Pending, room: int) -> Sparse:
+    workers, size = pending.grad_Ln.shape
+    return reference.empty(workers, size, room, pending.values, _CPU)
 
 
 def _send(pending: Pending, call: _Call, into: Sparse | None, choose: Any, *arguments: object) -> Sparse:

@@ -51,8 +51,7 @@ static size_t draw_segment(uint32_t *picks, size_t begin, size_t size, size_t k,
 }
 
 /* Picks the first k of each segment's keyed permutation, as reference.draw. */
-void gradsieve_draw(const Step *step, const int64_t *k, const int64_t *keys, uint32_t *picks, int64_t *picked,
-                    int64_t room) {
+void draw(const Step *step, const int64_t *k, const int64_t *keys, uint32_t *picks, int64_t *picked, int64_t room) {
     size_t segments = (size_t)step->segments;
     for (size_t row = 0; row < (size_t)step->workers; row++) {
         const int64_t *row_keys = keys + row * segments;

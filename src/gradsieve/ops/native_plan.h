@@ -100,4 +100,8 @@ INTERNAL size_t sample_start(const Plan *plan, size_t segment);
 /* native_choose.c */
 INTERNAL void choose_segment(void *context, size_t item);
 
+/* native_draw.c */
+INTERNAL void draw(const Step *step, const int64_t *k, const int64_t *keys, uint32_t *picks, int64_t *picked,
+                   int64_t room);
+
 #endif

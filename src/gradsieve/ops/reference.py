@@ -111,14 +111,12 @@ def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
 def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
     """Where ``when`` (one bool) is true, take the step back: ``memory = (memory + sent - gain * grad) / decay``.
 
-    Right to the rounding of that sum; a coordinate whose p is not finite kept its old memory anyway.
+    Right to the rounding of that sum; a coordinate whose p is not finite kept its old memory anyway. With a decay of 0
+    nothing reads the memory, and there is nothing to take back.
     """
-    if not bool(when):
+    if pending.decay == 0 or not bool(when):
         return
     memory_Ln = pending.memory_Ln
-    if pending.decay == 0:
-        memory_Ln.zero_()
-        return
     finite_Ln = correct(pending)[1]  # the old memory makes the same p again, whatever was sent of it
     before_Ln = memory_Ln.to(torch.promote_types(memory_Ln.dtype, torch.float32), copy=True)
     give_back(before_Ln, sparse)

@@ -23,6 +23,7 @@ from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, 
 from gradsieve.types import BLOCK, Pending, Sparse
 
 WIDTH = 1024
+TOO_LARGE = 2**31 - BLOCK  # coordinates: kernels count in int32
 to_bitmap, from_bitmap = reference.to_bitmap, reference.from_bitmap
 
 
@@ -42,7 +43,7 @@ def threshold(pending: Pending, threshold: float) -> Sparse:
     return measured(pending, work.send(floor))
 
 
-@compiled.rule("int[] k_S")
+@compiled.rule("SymInt[] k_S")
 def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep the ``k_S[s]`` largest ``abs(p)`` of each segment; of equals, the lowest index.
 
@@ -59,7 +60,7 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     return measured(pending, work.send())
 
 
-@compiled.rule("int[] k_S")
+@compiled.rule("SymInt[] k_S")
 def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep ``abs(p) > t`` with t the Gaussian quantile of each segment, refined to within [2/3, 4/3] of k."""
     if not fits(pending):
@@ -72,7 +73,7 @@ def gaussiank(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     return measured(pending, work.send())
 
 
-@compiled.rule("int[] k_S, int stride, int start")
+@compiled.rule("SymInt[] k_S, SymInt stride, SymInt start")
 def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) -> Sparse:
     """Keep ``abs(p) > t`` with t the quantile of a strided sample, adapted to at least 0.8 k; the exact
     top k of the survivors where they are more than 1.3 k."""
@@ -88,7 +89,7 @@ def sampledk(pending: Pending, k_S: tuple[int, ...], stride: int, start: int) ->
     return measured(pending, work.send())
 
 
-@compiled.rule("int[] k_S, Tensor keys_LS")
+@compiled.rule("SymInt[] k_S, Tensor keys_LS")
 def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     """Keep k uniformly drawn distinct coordinates of each segment, by ``keys_LS[worker, segment]``."""
     if not fits(pending):
@@ -174,7 +175,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 @compiled.decoder
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum over workers in rank order of what each sent) / divisor``: bit-equal on every replica."""
-    if torch.float64 in (out_n.dtype, sparse.values_LK.dtype) or not sparse.size:
+    if torch.float64 in (out_n.dtype, sparse.values_LK.dtype) or not 0 < sparse.size < TOO_LARGE:
         return divided(reference.decode(sparse, out_n, 1.0), divisor)
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
@@ -191,7 +192,7 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
 
 def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum of the rows in rank order) / divisor``: the dense twin of ``decode``."""
-    if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not out_n.numel():
+    if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not 0 < out_n.numel() < TOO_LARGE:
         return divided(reference.mean(rows_Wn, out_n, 1.0), divisor)
     workers, n = rows_Wn.shape
     arrived.mean[(cdiv(n, WIDTH),)](
@@ -207,7 +208,7 @@ def divided(out_n: Tensor, divisor: float) -> Tensor:
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
     """``memory += sent``: undo a sending."""
-    if memory_Ln.dtype not in LARGEST:
+    if memory_Ln.dtype not in LARGEST or sparse.size >= TOO_LARGE:
         reference.give_back(memory_Ln, sparse)
     else:
         touch(memory_Ln, sparse, add=True)
@@ -228,11 +229,16 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
 
 def clear(target_Ln: Tensor, sparse: Sparse) -> None:
     """``target = 0`` at the coordinates that were sent (momentum factor masking)."""
-    touch(target_Ln, sparse, add=False)
+    if sparse.size >= TOO_LARGE:
+        reference.clear(target_Ln, sparse)
+    else:
+        touch(target_Ln, sparse, add=False)
 
 
 def misplaced(sparse: Sparse) -> Tensor:
     """True for a worker whose counts or positions are out of range, or that names a coordinate twice."""
+    if sparse.size >= TOO_LARGE:
+        return reference.misplaced(sparse)
     workers, blocks = sparse.counts_LB.shape
     bad_L = torch.zeros(workers, dtype=torch.int32, device=sparse.counts_LB.device)
     if blocks:
@@ -267,11 +273,14 @@ def squared_norm(memory_Ln: Tensor) -> Tensor:
 
 
 def fits(pending: Pending) -> bool:
-    """No float64, rows in one piece, something to do: else the reference does it."""
+    """No float64, rows in one piece, something to do: else the reference does it.
+
+    A memory of float16 may not hold the sum of what it held and a gradient, and could not tell that later.
+    """
     grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
     narrow = all(dtype in LARGEST for dtype in (grad_Ln.dtype, memory_Ln.dtype, pending.values))
-    whole = grad_Ln.stride(1) == 1 and memory_Ln.stride(1) == 1 and 0 < grad_Ln.shape[1] < 2**31 - BLOCK
-    return narrow and whole
+    whole = grad_Ln.stride(1) == 1 and memory_Ln.stride(1) == 1 and 0 < grad_Ln.shape[1] < TOO_LARGE
+    return narrow and whole and memory_Ln.dtype != torch.float16
 
 
 def floor_of(threshold: float) -> int:

@@ -25,7 +25,7 @@ def mean(rows, out, stride, workers, n, divisor, WIDTH: tl.constexpr):
 @triton.jit
 def share(counts, ends, counts_stride, worker, block, blocks):
     """First slot and number of a block's elements; not more than a block has, whatever arrived."""
-    size = tl.load(counts + worker * counts_stride + block)
+    size = tl.load(counts + tl.cast(worker, tl.int64) * counts_stride + block)
     return tl.load(ends + worker * blocks + block) - size, tl.minimum(size, 65536)
 
 
@@ -109,7 +109,7 @@ def misplaced(
     """Counts and positions in range, and none twice; rising positions, as our kernels send, need one look each."""
     block = tl.program_id(0)
     row = tl.program_id(1)
-    size = tl.load(counts + row * counts_stride + block)
+    size = tl.load(counts + row.to(tl.int64) * counts_stride + block)
     stop = tl.load(ends + row * tl.num_programs(0) + block)
     room = tl.minimum(n - block * 65536, 65536)
     wrong = (size < 0) | (size > room) | (stop > slots) | (stop < size)
@@ -152,7 +152,7 @@ def decode(
     room = tl.minimum(n - begin, PART)
     out += begin.to(tl.int64)
     worker = tl.arange(0, WORKERS)
-    sizes = tl.load(counts + worker * counts_stride + block, mask=worker < workers, other=0)
+    sizes = tl.load(counts + worker.to(tl.int64) * counts_stride + block, mask=worker < workers, other=0)
     starts = tl.load(ends + worker * blocks + block, mask=worker < workers, other=0) - sizes
     if (workers <= WORKERS) & (tl.max(sizes) <= WIDTH):  # all at once in registers
         j = tl.arange(0, WIDTH)[None, :]

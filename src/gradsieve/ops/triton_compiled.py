@@ -1,5 +1,9 @@
 """The ops as torch.compile sees them: opaque operators, so that it traces a call and not the launches behind it.
 
+Slots must be tensors of their own there, not a frame's views of one buffer. Numbers such as ``decay`` that change from
+call to call have it compile anew. Under ``mode="reduce-overhead"`` call a rule once before, without being compiled:
+what it makes for its layout then lies outside of the graph's memory.
+
 L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
 """
 
@@ -17,7 +21,7 @@ DecodeOp = Callable[[Sparse, Tensor, float], Tensor]
 
 _WRITTEN = ("memory_Ln", "counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
 _PAYLOAD = ", ".join(f"Tensor({letter}!) {name}" for letter, name in zip("abcdef", _WRITTEN, strict=True))
-_PENDING = f"Tensor grad_Ln, {_PAYLOAD}, int[] bounds, float decay, float gain"
+_PENDING = f"Tensor grad_Ln, {_PAYLOAD}, SymInt[] bounds, float decay, float gain"
 
 
 def rule(schema: str) -> Callable[[RuleOp], RuleOp]:

@@ -27,8 +27,8 @@ def place(
     values += row.to(tl.int64) * values_stride
     put(p, index, hit, slot, memory, offsets, values, slots, slot < 0, LARGEST)
     if tl.program_id(0) == 0:
-        tl.store(wanted + row * wanted_stride, kept)
-        tl.store(nonfinite_out + row * bad_stride, bad)
+        tl.store(wanted + row.to(tl.int64) * wanted_stride, kept)
+        tl.store(nonfinite_out + row.to(tl.int64) * bad_stride, bad)
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -52,7 +52,7 @@ def place_counts(index_LK, kept, counts, counts_stride, slots, blocks, STEPS: tl
             below = tl.minimum(low, slots)
         else:
             upto = tl.minimum(low, slots)
-    tl.store(counts + row * counts_stride + block, upto - below, mask=block < blocks)
+    tl.store(counts + row.to(tl.int64) * counts_stride + block, upto - below, mask=block < blocks)
 
 
 @triton.jit(do_not_specialize=PLAIN)

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate
 from statistics import NormalDist
 
@@ -27,7 +27,7 @@ def cdiv(a: int, b: int) -> int:
 
 def constant(values: Iterable[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On the device without waiting for it."""
-    host = torch.tensor(list(values), dtype=dtype, pin_memory=device.type == "cuda")
+    host = torch.tensor(list(values), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
 
@@ -140,17 +140,17 @@ class Plan:
         return self.known_bands[low, high]
 
 
-@lru_cache(maxsize=256)
+@cache
 def _plan(segments: Segments, k: tuple[int, ...], device: torch.device) -> Plan:
     return Plan(segments, k, device)
 
 
-@lru_cache(maxsize=64)
+@cache  # a captured graph reads them again
 def bounds_of(segments: Segments, device: torch.device) -> Tensor:
     return constant(segments.bounds, torch.int64, device)
 
 
-@lru_cache(maxsize=64)
+@cache
 def first_segments(segments: Segments, device: torch.device) -> Tensor:
     """The segment in which each block starts, and the last."""
     starts = [bisect_right(segments.bounds, start) - 1 for start in range(0, segments.size, BLOCK)]

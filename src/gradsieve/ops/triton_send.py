@@ -231,10 +231,10 @@ def pack(
     block = unit // (TILES // UNIT)
     if unit % (TILES // UNIT) == 0:
         upto = before + tl.sum(tl.where(near // (TILES // UNIT) == block, units, 0))
-        tl.store(counts + row * counts_stride + block, tl.minimum(upto, slots) - tl.minimum(before, slots))
+        tl.store(counts + row.to(tl.int64) * counts_stride + block, tl.minimum(upto, slots) - tl.minimum(before, slots))
         if block == blocks - 1:
-            tl.store(wanted + row * wanted_stride, upto)
-            tl.store(nonfinite_out + row * bad_stride, bad)
+            tl.store(wanted + row.to(tl.int64) * wanted_stride, upto)
+            tl.store(nonfinite_out + row.to(tl.int64) * bad_stride, bad)
     memory += row.to(tl.int64) * memory_stride
     offsets += row.to(tl.int64) * offsets_stride
     values += row.to(tl.int64) * values_stride
@@ -257,6 +257,6 @@ def running(counts, ends, counts_stride, blocks, WIDTH: tl.constexpr, EARLY: tl.
     total = 0
     for i in range(0, blocks, WIDTH):
         block = i + tl.arange(0, WIDTH)
-        count = tl.load(counts + row * counts_stride + block, mask=block < blocks, other=0)
+        count = tl.load(counts + row.to(tl.int64) * counts_stride + block, mask=block < blocks, other=0)
         tl.store(ends + row * blocks + block, total + tl.cumsum(count), mask=block < blocks)
         total += tl.sum(count)

@@ -1,7 +1,6 @@
 """``gradsieve bench step``: every way to exchange gradients, over links of several speeds, as a table and a plot."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,12 +27,9 @@ def run(
     bucket_view: bool = False,
 ) -> list[Row]:
     """Measure all ways for each number of workers over each link; rows are appended to ``out`` as they come."""
-    for link in wanted:
-        if not re.fullmatch(r"loopback|unshaped|\d+(\.\d+)?[mg]bit", link):
-            raise LabError(f"link takes loopback, unshaped, or a rate such as 100mbit or 1gbit, not {link!r}")
+    possible, reason = links(wanted)
     for way in ways:
         check(way)
-    possible, reason = links(list(wanted))
     if reason:
         tell(f"no shaped links here ({reason}); measuring loopback")
     rows: list[Row] = []

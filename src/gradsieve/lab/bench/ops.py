@@ -191,17 +191,17 @@ def density(text: str) -> float:
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the ops run")
+    parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000], help="coordinates")
     parser.add_argument(
         "--networks", nargs="+", default=[], choices=list(NETWORKS), help="their tensors, layer by layer"
     )
-    parser.add_argument("--densities", type=density, nargs="+", default=[0.001, 0.01])
-    parser.add_argument("--repeats", type=at_least(2), default=25)
+    parser.add_argument("--densities", type=density, nargs="+", default=[0.001, 0.01], help="shares that are kept")
+    parser.add_argument("--repeats", type=at_least(2), default=25, help="of every op, in random order")
     parser.add_argument("--steps", type=at_least(0), default=200, help="of the trainings with feedback; 0: none")
-    parser.add_argument("--threads", type=at_least(1), default=1)
+    parser.add_argument("--threads", type=at_least(1), default=1, help="of the CPU")
     parser.add_argument("--clock", default="wall", choices=["wall", "thread"], help="thread: on a shared machine")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"), help="rows are appended here")
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("device cuda: PyTorch finds no GPU here")

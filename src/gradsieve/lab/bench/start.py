@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from subprocess import TimeoutExpired
 from typing import Any
@@ -61,7 +62,10 @@ def _free_port() -> int:
     return port
 
 
-def links(wanted: list[str]) -> tuple[list[str], str | None]:
+def links(wanted: Sequence[str]) -> tuple[list[str], str | None]:
     """The links that can be measured here, and why not others."""
+    for link in wanted:
+        if not re.fullmatch(r"loopback|unshaped|\d+(\.\d+)?[mg]bit", link):
+            raise LabError(f"link takes loopback, unshaped, or a rate such as 100mbit or 1gbit, not {link!r}")
     reason = why_not()
-    return ([LOOPBACK], reason) if reason else (wanted, None)
+    return ([LOOPBACK], reason) if reason else (list(wanted), None)

@@ -12,7 +12,7 @@ from rich.table import Table
 from gradsieve.lab import tasks
 from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.start import links, run_ranks
-from gradsieve.lab.bench.ways import check
+from gradsieve.lab.bench.ways import AUTO, check
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.tasks.base import Classification
 
@@ -56,11 +56,13 @@ def run(
     judged_by: int | None = None,
 ) -> list[Arrival]:
     """Train every way, ours first; a peer is given up after ``patience`` times our best: the ratio is told then."""
+    possible, reason = links(wanted)
     for way in ways:
         check(way)
+        if way.split(" ")[0] == AUTO:
+            raise LabError(f"way takes a threshold of its own here, such as threshold:0.02, not {AUTO}")
     if not isinstance(tasks.get(task, data_dir=data_dir), Classification):
         raise LabError(f"{task} has no labels to be judged by: choose another --task")
-    possible, reason = links(list(wanted))
     if reason:
         tell(f"no shaped links here ({reason}); measuring loopback")
     arrivals: list[Arrival] = []

@@ -23,8 +23,8 @@ _PLAIN = "plain"
 class Snapshot:
     """The file of one training's state, tensors by name and the rest as one JSON text, and when to write it again."""
 
-    def __init__(self, path: Path, training: str, *, device: str, resume: bool) -> None:
-        self._file = checkpoint.Checkpoint(path, {"training": training, "device": device}, resume=resume)
+    def __init__(self, path: Path, training: str, data: str, *, device: str, resume: bool) -> None:
+        self._file = checkpoint.Checkpoint(path, {"training": training, "data": data, "device": device}, resume=resume)
         self._seconds = checkpoint.SECONDS if device == "cpu" else GPU_SECONDS
         self._saved = time.monotonic()
 

@@ -114,6 +114,10 @@ def _finished(context: Context, arm: Arm) -> Run | None:
     (run, *more) = read(directory)
     if more or run.end is None or run.last is None or (run.about.rule, run.about.seed) != (_rule(arm), arm.seed):
         raise LabError(f"{directory / RESULTS} is not the whole of the training {arm.title}: remove it")
+    if not run.about.description.startswith(wanted := load(context, arm.task).description):
+        raise LabError(
+            f"{directory} was trained on other data ({run.about.description}; here: {wanted}): give another --trainings"
+        )
     return run
 
 
@@ -125,7 +129,10 @@ def _made(context: Context, arm: Arm) -> Iterator[tuple[int, float]]:
     """Trains, or trains on; tells the epochs done and the accuracy, and leaves the rows in the store."""
     directory = folder(context, arm)
     directory.mkdir(parents=True, exist_ok=True)
-    snapshot = Snapshot(directory / "state.npz", directory.name, device=context.device, resume=context.resume)
+    task = _placed(arm.task, context.data_dir, context.cache_dir, context.quick, context.device)
+    snapshot = Snapshot(
+        directory / "state.npz", directory.name, task.description, device=context.device, resume=context.resume
+    )
     state = snapshot.load()
     lines: list[str] = state[1]["rows"] if state else []
     passed = _seconds(lines)
@@ -136,7 +143,6 @@ def _made(context: Context, arm: Arm) -> Iterator[tuple[int, float]]:
         if state:
             restore(training, *state)
 
-    task = _placed(arm.task, context.data_dir, context.cache_dir, context.quick, context.device)
     for row in run(task, gs.parse(arm.rule), _options(context, arm), _virtual(begin), name=arm.title):
         if isinstance(row, RunRow) and state:
             continue  # it is the first of the rows that were saved

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from gradsieve.lab.tasks import cifar_data
 from gradsieve.lab.tasks.base import Classification, Recipe, sent_ahead
-from gradsieve.lab.tasks.cifar_data import load
 from gradsieve.lab.tasks.nets import googlenet, resnet18, senet18
 from gradsieve.lab.tasks.sources import folder_of
 
@@ -67,7 +67,7 @@ def wide(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Clas
     return replace(
         narrow,
         name="cifar-wide",
-        description="CIFAR-10 (50,000 + 10,000 32x32 images), three convolutions, linear layers of 8,192 and 10",
+        description=f"{cifar_data.description(folder_of(data_dir))}, three convolutions, linear layers of 8,192 and 10",
         build=lambda: _net(8192),
         recipe=replace(narrow.recipe, batch_size=8, lr=0.02),
     )
@@ -83,7 +83,7 @@ def network(name: str, title: str, build: Callable[[], nn.Module]) -> Callable[.
         return replace(
             task(data_dir=data_dir, cache_dir=cache_dir),
             name=name,
-            description=f"CIFAR-10 (50,000 + 10,000 32x32 images), {title}",
+            description=f"{cifar_data.description(folder_of(data_dir))}, {title}",
             build=build,
             bfloat16=True,
             recipe=Recipe(
@@ -109,10 +109,10 @@ inception = network("cifar-googlenet", "GoogLeNet", googlenet)
 
 def task(*, data_dir: Path | None = None, cache_dir: Path | None = None) -> Classification:
     """The CIFAR-10 task; ``data_dir`` defaults to the environment variable GRADSIEVE_DATA."""
-    images = load(folder_of(data_dir), cache_dir)
+    images = cifar_data.load(folder_of(data_dir), cache_dir)
     return Classification(
         name="cifar",
-        description="CIFAR-10 (50,000 + 10,000 32x32 images), three convolutions and two linear layers",
+        description=f"{cifar_data.description(folder_of(data_dir))}, three convolutions and two linear layers",
         recipe=Recipe(
             lr=0.05,
             batch_size=32,

@@ -43,6 +43,18 @@ def load(data_dir: Path | None, cache_dir: Path | None) -> Arrays:
     raise LabError(f"no CIFAR-10 in {data_dir}: it needs {_accepted()}")
 
 
+def found(data_dir: Path) -> bool:
+    """Whether the data are there."""
+    places = _JPEG_ARCHIVE, f"{_BINARY_DIRECTORY}/test_batch.bin", "test_batch.bin"
+    return any((data_dir / place).is_file() for place in places)
+
+
+def description(data_dir: Path | None) -> str:
+    """What the data are, in a few words; JPEG copies are other images than the originals."""
+    copies = data_dir is not None and (data_dir / _JPEG_ARCHIVE).is_file()
+    return f"CIFAR-10 (50,000 + 10,000 32x32 images{', JPEG copies' if copies else ''})"
+
+
 def _accepted() -> str:
     return f"{_JPEG_ARCHIVE} or {_BINARY_DIRECTORY}/"
 

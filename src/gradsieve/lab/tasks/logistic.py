@@ -4,11 +4,8 @@ f(x) = mean_i log(1 + exp(-y_i a_i x)) + l2/2 |x|^2, L = lambda_max(A'A) / 4N, l
 N examples, d coordinates, M points at once.
 """
 
-import bz2
-import gzip
-import lzma
+import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -23,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.tasks.sources import content, first
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {".xz": lzma.open, ".bz2": bz2.open, ".gz": gzip.open}
-_SUFFIXES = [form + packed for form in ("", ".txt", ".libsvm", ".svm") for packed in ("", ".xz", ".bz2", ".gz")]
+_FORMS = "", ".txt", ".libsvm", ".svm"
 _SMALL = 1000  # columns, up to which d x d matrices are cheap
 
 
@@ -112,24 +109,16 @@ class Logistic:
         return self.value(self.minimiser[None]).item()
 
 
-def _plain(path: Path) -> Any:
-    return path.open("rb")
-
-
 def find(data_dir: Path | None, stems: tuple[str, ...]) -> Path | None:
     """The first file of ``data_dir`` with one of these names, plain or packed."""
-    if data_dir is None:
-        return None
-    paths = (data_dir / (stem + suffix) for stem in stems for suffix in _SUFFIXES)
-    return next((path for path in paths if path.is_file()), None)
+    return None if data_dir is None else first(data_dir, [stem + form for stem in stems for form in _FORMS])
 
 
 def read(path: Path, shape: tuple[int, int]) -> Logistic:
     """A LIBSVM file, plain or packed, that must have this shape and two labels."""
     try:
-        with _OPENERS.get(path.suffix, _plain)(path) as file:
-            features, labels = load_svmlight_file(file, n_features=shape[1])
-    except (OSError, EOFError, ValueError, lzma.LZMAError, UnicodeDecodeError) as error:
+        features, labels = load_svmlight_file(io.BytesIO(content(path)), n_features=shape[1])
+    except (ValueError, UnicodeDecodeError) as error:
         raise LabError(f"{path} is not a LIBSVM file: {error}") from error
     if features.shape != shape or not np.isfinite(features.data).all():
         held, wanted = (" x ".join(map(str, sizes)) for sizes in (features.shape, shape))

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context, Entry, Outcome
-from gradsieve.lab.papers.sahu2021.cifar import LEAST, Method, Stages
+from gradsieve.lab.papers.sahu2021.cifar import LEAST, Method, Stages, shortened
 from gradsieve.lab.papers.trainings import load, trained
 from gradsieve.lab.records import EpochRow
 
@@ -67,7 +67,7 @@ class Judged(Method):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A task, its thresholds with the densities in percent that stand beside them, and how a training is judged.
+    """A task, the thresholds that the paper prints, and how a training is judged.
 
     ``batch`` is the size of a worker's batch that the thresholds are for, where a gradient's elements are as small as
     the batch is large: an element of an embedding is the mean over a batch that mostly does not touch it.
@@ -76,7 +76,7 @@ class Benchmark:
     task: str
     small: str
     epochs: int
-    thresholds: dict[float, float]
+    thresholds: tuple[float, ...]
     judge: Judge
     measure: str
     unit: str
@@ -133,7 +133,7 @@ class Benchmark:
         """Why a figure may not be the paper's."""
         epochs, reasons = self.epochs_of(context), [_NOT_THEIRS] if self.notes(method) else []
         if epochs != self.epochs:
-            reasons.append(f"{epochs} epochs with the schedule in proportion, the paper has {self.epochs}")
+            reasons.append(shortened(epochs, self.epochs, load(context, self.name(context)).recipe))
         return "; ".join(reasons)
 
     def notes(self, method: Judged) -> list[str]:

@@ -12,6 +12,7 @@ from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.summary import Comparison
 from gradsieve.lab.papers.trainings import deferred, load, stand_in, trained
 from gradsieve.lab.records import Run
+from gradsieve.lab.tasks import Recipe
 
 RESNET = "cifar-resnet18"
 EPOCHS = 300
@@ -154,9 +155,19 @@ def waited(rows: Comparison, methods: Iterable[Method]) -> None:
 
 def length(context: Context) -> str:
     """Why an accuracy may not be the paper's: what was run instead of its 300 epochs."""
-    epochs = epochs_of(context)
-    run = "one epoch" if epochs == 1 else f"{epochs} epochs"
-    return "" if epochs == EPOCHS else f"{run} with the schedule in proportion, the paper has {EPOCHS}"
+    epochs, recipe = epochs_of(context), load(context, stand_in(context, "cifar-resnet18")).recipe
+    return "" if epochs == EPOCHS else shortened(epochs, EPOCHS, recipe)
+
+
+def shortened(epochs: int, paper: int, recipe: Recipe) -> str:
+    """How a training differs from the paper's longer one.
+
+    >>> shortened(30, 300, Recipe(lr=1.6, batch_size=256, warmup_epochs=5, decay_at=(0.5, 0.8)))
+    '30 of 300 epochs, the rate falls in proportion and grows for 5 epochs as there'
+    """
+    warmup = recipe.fitted(epochs).warmup * epochs
+    grows = f" and grows for {warmup:.2g} epochs{' as there' if warmup == recipe.warmup_epochs else ''}"
+    return f"{epochs} of {paper} epochs, the rate falls in proportion{grows if recipe.warmup_epochs else ''}"
 
 
 def notes(context: Context) -> list[str]:

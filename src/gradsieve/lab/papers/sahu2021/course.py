@@ -1,4 +1,4 @@
-"""Figures 5 and 6: how good a training is, its error and its density by iteration."""
+"""Figures 5 and 6: how good a training is, its error and its density as it goes on."""
 
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ class Course:
     key: str
     benchmark: Benchmark
     printed: float
+    by_epoch: bool = False
 
     def stages(self, context: Context) -> cifar.Stages:
         run, rule = self.benchmark, self.benchmark.threshold(context, self.printed)
@@ -44,7 +45,7 @@ class Course:
         rows.alone("largest error of a recorded step: top-k over hard threshold", cifar.ratio(*peaks))
         cifar.waited(rows, [hard, top])
         methods = {"hard threshold": hard, "top-k": top}
-        figure = curves.draw(methods, run.note(context, hard), figures=["error", "density"])
+        figure = curves.draw(methods, run.note(context, hard), figures=["error", "density"], by_epoch=self.by_epoch)
         figure.axes[0].set_ylabel(run.measure)
         results = _with(cifar.step_results(methods), methods, run.measure)
         return Outcome(figure, rows.rows, results, cifar.data(hard), run.notes(hard))

@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import gradsieve as gs
 from gradsieve.lab import tasks
 from gradsieve.lab.papers.entry import Context
-from gradsieve.lab.tasks import Batch, Task
+from gradsieve.lab.tasks import Batch, Task, cifar_data
 
 WORKERS = 16
 DENSITY = 0.001
@@ -28,8 +28,7 @@ def available(context: Context) -> list[str]:
     """digits, and cifar where its data are; a quick run stays with digits."""
     if context.quick or context.data_dir is None:
         return ["digits"]
-    there = any((context.data_dir / name).exists() for name in ("cifar10-jpeg.tar.xz", "cifar-10-batches-bin"))
-    return ["digits", "cifar"] if there else ["digits"]
+    return ["digits", "cifar"] if cifar_data.found(context.data_dir) else ["digits"]
 
 
 def compensated(name: str, context: Context) -> Tensor:
