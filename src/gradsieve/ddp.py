@@ -1,5 +1,6 @@
 """attach(): sparse exchange as DDP's one communication hook."""
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
@@ -54,7 +55,7 @@ def attach(
         sieve.detach()
         raise
     if slot is None:
-        slot = _Slot(ddp)
+        slot = _Slot(ddp.process_group)
         setattr(ddp, _SLOT, slot)
         ddp.register_comm_hook(None, slot.hook)
         ddp.register_forward_pre_hook(slot.check)
@@ -70,13 +71,12 @@ def hook(state: Sieve, bucket: GradBucket) -> Future[Tensor]:
 class _Slot:
     """DDP takes one hook for good; this one passes buckets to the sieve that is attached now, or averages them."""
 
-    def __init__(self, ddp: DistributedDataParallel | None = None):
-        self.link = None if ddp is None else GroupLink(ddp.process_group)
-        self.reducer = None if ddp is None else ddp.reducer
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self.link = None if group is None else GroupLink(group)  # None: no DDP module has this hook
         self.sieve: Sieve | None = None
 
     def __reduce__(self) -> tuple[type["_Slot"], tuple[()]]:
-        """A copy of a DDP module has a reducer of its own, without hooks: what is copied or saved with it is empty."""
+        """A copy of a DDP module comes without its hook, whatever else of it was copied or saved."""
         return _Slot, ()
 
     def empty(self) -> None:
@@ -102,7 +102,7 @@ def _room_of(ddp: DistributedDataParallel) -> _Slot | None:
         raise ValueError("DDP(mixed_precision=...) takes the one hook that DDP has: use torch.autocast instead")
     if slot is not None and slot.sieve is not None:
         raise ValueError("this DDP module has a sieve already: sieve.detach() it first")
-    if slot is not None and slot.reducer is ddp.reducer:
+    if slot is not None and slot.link is not None:
         return slot
     theirs = [hook for hook, _ in ddp._comm_hooks if not isinstance(getattr(hook, "__self__", None), _Slot)]
     if theirs:

@@ -60,12 +60,12 @@ def test_better_is_lower_for_words_and_higher_for_films():
     assert NCF.ahead(one=90.0, other=92.0) == -2.0
 
 
-def test_a_stand_in_is_a_reason_and_a_note(tmp_path):
-    context = Context(tmp_path, epochs=7)
+def test_a_stand_in_is_a_reason_and_a_note(tmp_path, folder):
+    context = Context(tmp_path, data_dir=folder, epochs=7, quick=True)
     original, other = Judged((_run((1, 1), description="x"),)), Judged((_run((1, 1), description="y in place of x"),))
     assert LSTM.notes(original) == []
     assert LSTM.notes(other) == ["not the paper's data: y in place of x"]
-    assert LSTM.why(context, other).startswith("not the paper's data; 7 epochs")
+    assert LSTM.why(context, other).startswith("not the paper's data; 7 of 90 epochs, the rate falls in proportion")
     assert LSTM.why(Context(tmp_path), original) == ""
 
 
