@@ -283,7 +283,7 @@ def test_ranks_that_are_at_different_steps_are_told_so(ranks):
 
 def refused(rank, workers):
     """An attach that fails leaves nothing behind."""
-    ddp = DistributedDataParallel(Given())
+    ddp = DistributedDataParallel(Given(), find_unused_parameters=True)
     for _ in range(2):
         with pytest.raises(ValueError, match="ranks disagree"):
             gs.attach(ddp, gs.TopK(0.1 * (rank + 1)))
