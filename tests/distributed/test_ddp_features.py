@@ -247,10 +247,10 @@ def test_clipping_after_the_exchange_leaves_the_memory_alone(ranks):
 
 
 def dense_in_a_row(rank, workers, dtype, both_TW, grads_TWn):
-    """A threshold that keeps all: where bytes do not allow that, dense steps follow, more each time."""
+    """A threshold that keeps nearly all: where bytes do not allow that, dense steps follow, more each time."""
     ddp = DistributedDataParallel(Sometimes(1000).to(dtype), find_unused_parameters=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    sieve = gs.attach(ddp, gs.HardThreshold(0.0), scaler=scaler)
+    sieve = gs.attach(ddp, gs.HardThreshold(0.5), scaler=scaler)
     results, dense = [], []
     for both_W, grad_Wn in zip(both_TW, grads_TWn, strict=True):
         ddp.zero_grad(set_to_none=True)
