@@ -1,33 +1,41 @@
 /* Random rules: which coordinates they take. */
 #include "native_plan.h"
 
-/* Sorts numbers below `limit`, digit by digit, and drops repetitions. Returns how many are left. */
-static size_t sort(uint32_t *numbers, size_t count, size_t limit) {
-    uint32_t bits = 1, ends[4096], passes, width;
-    size_t i = 1, left = 0;
+/* Sorts numbers below `limit`, digit by digit. */
+static void sort(uint32_t *numbers, size_t count, size_t limit) {
+    uint32_t bits = 1, ends[3][4096];
     while (bits < 32 && limit > (size_t)1 << bits) bits++;
-    passes = bits <= 24 ? 2 : 3;
-    width = (bits + passes - 1) / passes;
-    while (i < count && numbers[i - 1] < numbers[i]) i++;
-    if (i >= count) return count;
+    uint32_t passes = bits <= 24 ? 2 : 3, width = (bits + passes - 1) / passes, mask = (1u << width) - 1;
     uint32_t *from = numbers, *other = need(malloc(count * sizeof *other)), *to = other;
+    memset(ends, 0, passes * sizeof *ends);
+    for (size_t i = 0; i < count; i++) {
+        if (i % 16 == 0) __builtin_prefetch(other + i, 1);
+        for (uint32_t pass = 0; pass < passes; pass++) ends[pass][numbers[i] >> pass * width & mask]++;
+    }
     for (uint32_t pass = 0; pass < passes; pass++) {
-        uint32_t shift = pass * width, mask = (1u << width) - 1, end = 0;
-        memset(ends, 0, sizeof ends);
-        for (i = 0; i < count; i++) ends[from[i] >> shift & mask]++;
+        uint32_t shift = pass * width, end = 0;
         for (uint32_t digit = 0; digit <= mask; digit++) {
-            uint32_t same = ends[digit];
-            ends[digit] = end;
+            uint32_t same = ends[pass][digit];
+            ends[pass][digit] = end;
             end += same;
         }
-        for (i = 0; i < count; i++) to[ends[from[i] >> shift & mask]++] = from[i];
+        for (size_t i = 0; i < count; i++) to[ends[pass][from[i] >> shift & mask]++] = from[i];
         uint32_t *swap = from;
         from = to;
         to = swap;
     }
-    for (i = 0; i < count; i++)
-        if (left == 0 || from[i] != numbers[left - 1]) numbers[left++] = from[i];
+    if (from != numbers) memcpy(numbers, from, count * sizeof *numbers);
     free(other);
+}
+
+/* Sorts them, and drops repetitions. Returns how many are left. */
+static size_t sort_once(uint32_t *numbers, size_t count, size_t limit) {
+    size_t i = 1, left = 0;
+    while (i < count && numbers[i - 1] < numbers[i]) i++;
+    if (i >= count) return count;
+    sort(numbers, count, limit);
+    for (i = 0; i < count; i++)
+        if (left == 0 || numbers[i] != numbers[left - 1]) numbers[left++] = numbers[i];
     return left;
 }
 
@@ -36,15 +44,9 @@ static size_t draw_segment(uint32_t *picks, size_t begin, size_t size, size_t k,
     size_t drawn = 0;
     for (size_t slot = 0, waiting = 0; slot < k || waiting;) { /* results outside of the segment go round again */
         while (waiting < 256 && slot < k) walk[waiting++] = (uint32_t)slot++;
-        feistel(walk, waiting, half, key);
-        size_t outside = 0;
-        for (size_t i = 0; i < waiting; i++) { /* both are written: a branch would be guessed wrong too often */
-            uint32_t at = walk[i];
-            picks[drawn] = (uint32_t)begin + at;
-            walk[outside] = at;
-            drawn += at < size;
-            outside += at >= size;
-        }
+        for (size_t ahead = 256; ahead < 512; ahead += 16) __builtin_prefetch(picks + drawn + ahead, 1);
+        size_t outside = walk_on(walk, waiting, half, key, (uint32_t)begin, (uint32_t)size, picks + drawn);
+        drawn += waiting - outside;
         waiting = outside;
     }
     return drawn;
@@ -67,7 +69,8 @@ void draw(const Step *step, const int64_t *k, const int64_t *keys, uint32_t *pic
             size_t slots = k[s] > 0 ? smaller((size_t)k[s], size) : 0;
             if (slots) count += draw_segment(row_picks + count, begin, size, slots, (uint32_t)row_keys[s]);
         }
-        picked[row] = (int64_t)sort(row_picks, count, (size_t)step->size);
+        sort(row_picks, count, (size_t)step->size);
+        picked[row] = (int64_t)count;
     }
 }
 
@@ -79,7 +82,7 @@ int gradsieve_pick(const Step *step, const int64_t *index, uint32_t *picks, int6
             if (at < 0 || at >= step->size) return 0;
             picks[row * room + i] = (uint32_t)at;
         }
-        picked[row] = (int64_t)sort(picks + row * room, (size_t)room, (size_t)step->size);
+        picked[row] = (int64_t)sort_once(picks + row * room, (size_t)room, (size_t)step->size);
     }
     return 1;
 }

@@ -97,14 +97,29 @@ INLINE void feistel_plain(uint32_t *slots, size_t count, uint32_t half, uint32_t
     }
 }
 
-static void feistel_portable(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
-    feistel_plain(slots, count, half, key);
+INLINE size_t walk_plain(uint32_t *walk, size_t count, uint32_t half, uint32_t key, uint32_t begin, uint32_t size,
+                         uint32_t *picks) {
+    size_t outside = 0;
+    feistel_plain(walk, count, half, key);
+    for (size_t i = 0; i < count; i++) { /* both are written: a branch would be guessed wrong too often */
+        uint32_t at = walk[i];
+        *picks = begin + at;
+        walk[outside] = at;
+        picks += at < size;
+        outside += at >= size;
+    }
+    return outside;
+}
+
+static size_t walk_portable(uint32_t *walk, size_t count, uint32_t half, uint32_t key, uint32_t begin, uint32_t size,
+                            uint32_t *picks) {
+    return walk_plain(walk, count, half, key, begin, size, picks);
 }
 
 Sieve *sieve = sieve_portable;
 Measure *measure = measure_portable;
 Squares *squares = squares_portable;
-Feistel *feistel = feistel_portable;
+Walk *walk_on = walk_portable;
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -220,17 +235,32 @@ static AVX512 uint64_t sieve_avx512(int kind, const Job *job, size_t start, size
     EACH_KIND(sieve16)
 }
 
-static __attribute__((target("avx512f,prefer-vector-width=512"))) void
-feistel_avx512(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
-    feistel_plain(slots, count, half, key);
-}
-
 static AVX2 Moments measure_avx2(const float *p, size_t count) { return measure_plain(p, count); }
 
 static AVX2 double squares_avx2(const float *p, size_t count, float below) { return squares_plain(p, count, below); }
 
-static AVX2 void feistel_avx2(uint32_t *slots, size_t count, uint32_t half, uint32_t key) {
-    feistel_plain(slots, count, half, key);
+static AVX2 size_t walk_avx2(uint32_t *walk, size_t count, uint32_t half, uint32_t key, uint32_t begin, uint32_t size,
+                             uint32_t *picks) {
+    return walk_plain(walk, count, half, key, begin, size, picks);
+}
+
+static __attribute__((target("avx512f,popcnt,prefer-vector-width=512"))) size_t
+walk_avx512(uint32_t *walk, size_t count, uint32_t half, uint32_t key, uint32_t begin, uint32_t size, uint32_t *picks) {
+    uint32_t *outside = walk;
+    feistel_plain(walk, count, half, key);
+    for (size_t i = 0; i < count; i += 16) {
+        __mmask16 there = (__mmask16)(count - i < 16 ? (1u << (count - i)) - 1 : 0xffffu);
+        __m512i at = _mm512_maskz_loadu_epi32(there, walk + i);
+        __mmask16 in = _mm512_mask_cmplt_epu32_mask(there, at, _mm512_set1_epi32((int)size));
+        __mmask16 out = (__mmask16)(there & ~in);
+        uint32_t drawn = (uint32_t)__builtin_popcount(in), others = (uint32_t)__builtin_popcount(out);
+        __m512i pick = _mm512_add_epi32(at, _mm512_set1_epi32((int)begin));
+        _mm512_mask_storeu_epi32(picks, (__mmask16)((1u << drawn) - 1), _mm512_maskz_compress_epi32(in, pick));
+        _mm512_mask_storeu_epi32(outside, (__mmask16)((1u << others) - 1), _mm512_maskz_compress_epi32(out, at));
+        picks += drawn;
+        outside += others;
+    }
+    return (size_t)(outside - walk);
 }
 #endif
 
@@ -244,7 +274,7 @@ int gradsieve_vectors(int most) {
     sieve = level == 2 ? sieve_avx512 : level ? sieve_avx2 : sieve_portable;
     measure = level ? measure_avx2 : measure_portable;
     squares = level ? squares_avx2 : squares_portable;
-    feistel = level == 2 ? feistel_avx512 : level ? feistel_avx2 : feistel_portable;
+    walk_on = level == 2 ? walk_avx512 : level ? walk_avx2 : walk_portable;
 #else
     (void)most;
 #endif

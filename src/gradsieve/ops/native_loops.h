@@ -26,12 +26,14 @@ typedef uint64_t Sieve(int kind, const Job *job, size_t start, size_t stop, uint
 typedef Moments Measure(const float *p, size_t count);
 typedef double Squares(const float *p, size_t count, float below);
 
-/* Six rounds of a Feistel network on 2 * half bits, as rng.permute. */
-typedef void Feistel(uint32_t *slots, size_t count, uint32_t half, uint32_t key);
+/* Six rounds of a Feistel network on 2 * half bits, as rng.permute. Results below `size` become picks, from `begin` on;
+ * the others stay in the walk. Returns how many others. */
+typedef size_t Walk(uint32_t *walk, size_t count, uint32_t half, uint32_t key, uint32_t begin, uint32_t size,
+                    uint32_t *picks);
 
 INTERNAL extern Sieve *sieve;
 INTERNAL extern Measure *measure;
 INTERNAL extern Squares *squares;
-INTERNAL extern Feistel *feistel;
+INTERNAL extern Walk *walk_on;
 
 #endif

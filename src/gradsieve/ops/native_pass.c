@@ -16,6 +16,12 @@ static Slots slots_of(const Plan *plan, size_t row) {
     return (Slots){offsets, values, (size_t)step->slots, (int)step->value_kind};
 }
 
+/* Where elements are going to be sent, and picks come from: the pass has driven it out of the caches. */
+INLINE void fetch(const Slots *slots, size_t rank) {
+    __builtin_prefetch((const char *)slots->values + (rank + 32) * (slots->kind == F32 ? 4 : 2), 1);
+    __builtin_prefetch(slots->offsets + rank + 64, 1);
+}
+
 /* Sends one element, if there is a slot; the memory keeps what rounding left of it, which is returned. */
 INLINE float send(const Slots *slots, size_t rank, float *memory, uint32_t index, float value) {
     if (rank >= slots->count) return value;
@@ -37,6 +43,7 @@ static void send_bits(const Plan *plan, size_t row, Piece *piece, const Tile *ti
     float *memory = memory_of(plan, row);
     size_t next = *rank;
     int measured = (int)plan->step->measure;
+    fetch(&slots, next);
     for (uint64_t words = tile->found; words; words &= words - 1) {
         size_t word = (size_t)__builtin_ctzll(words);
         for (uint64_t left = tile->bits[word]; left; left &= left - 1) {
@@ -123,6 +130,8 @@ static void send_picks(const Plan *plan, size_t row, const Tile *tile, size_t *r
     const uint32_t *picks = plan->picks + row * plan->room;
     float *memory = memory_of(plan, row);
     size_t stop = tile->start + tile->count, end = (size_t)plan->picked[row], next = *rank;
+    fetch(&slots, next);
+    __builtin_prefetch(picks + next + 32);
     for (; next < end && picks[next] < stop; next++) send(&slots, next, memory, picks[next], memory[picks[next]]);
     *rank = next;
 }
