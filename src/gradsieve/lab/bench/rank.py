@@ -80,6 +80,19 @@ def _warm(model: DistributedDataParallel, steps: int) -> bool:
     return False
 
 
+def _totals(sieve: object) -> tuple[float, float]:
+    """What was kept so far, of how many coordinates."""
+    if not isinstance(sieve, gs.Sieve):
+        return 0.0, 0.0
+    total = sieve.stats().total
+    return total.kept, total.coordinates
+
+
+def _density(before: tuple[float, float], after: tuple[float, float]) -> float | None:
+    kept, coordinates = (late - early for early, late in zip(before, after, strict=True))
+    return kept / coordinates if coordinates else None
+
+
 def _watch(way: str, module: Backward, common: dict[str, Any], slow: bool) -> gs.Meter:
     """The phases of one of PyTorch's hooks. Apart from the timed steps: being watched costs it a little."""
     options, state, hook = peer_of(way, idle=True)
@@ -112,6 +125,7 @@ def main(job: dict[str, Any]) -> None:
         models[way] = DistributedDataParallel(Backward(shapes, draws), **common, **options)
         sieves[way] = install(models[way])
         slow[way] = _warm(models[way], 3 if way in PEERS else WARM)
+    before_them = {way: _totals(sieve) for way, sieve in sieves.items()}
     samples: dict[str, list[float]] = {way: [] for way in ways}
     sent: dict[str, list[int]] = {way: [] for way in ways}
     spent = dict.fromkeys(ways, 0.0)
@@ -139,7 +153,7 @@ def main(job: dict[str, Any]) -> None:
     if rank == 0:
         totals = {way: meter.stats().total for way, meter in meters.items()}
         phases = {way: {p: s / total.steps for p, s in total.seconds.items()} for way, total in totals.items()}
-        densities = {w: s.stats().total.density for w, s in sieves.items() if isinstance(s, gs.Sieve)}
+        densities = {way: _density(before_them[way], _totals(sieve)) for way, sieve in sieves.items()}
         views = all(model.gradient_as_bucket_view for model in models.values())
         told = {"samples": samples, "sent": sent, "phases": phases, "densities": densities, "bucket_view": views}
         print(json.dumps(told), flush=True)

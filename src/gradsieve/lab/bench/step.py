@@ -10,7 +10,7 @@ import torch
 
 from gradsieve import ops
 from gradsieve.lab.bench.machine import machine
-from gradsieve.lab.bench.rank import Draws
+from gradsieve.lab.bench.rank import STEPS, WARM, Draws
 from gradsieve.lab.bench.shapes import resnet18
 from gradsieve.lab.bench.start import run_ranks
 from gradsieve.types import Pending, Segments
@@ -40,7 +40,7 @@ class Row:
     low: float
     high: float
     sent: int
-    density: float | None
+    density: float | None  # of the timed steps
     over_dense: float | None  # None where that way was not in the run
     over_nothing: float | None
     phases: dict[str, float]
@@ -67,14 +67,17 @@ def measure(
         "ways": list(ways),
         "rounds": rounds,
         "seconds": seconds,
-        "threshold": threshold_for(density),
+        "threshold": threshold_for(density, after=WARM + (STEPS + 1) * rounds // 2),
         "bucket_view": bucket_view,
     }
     return _rows(run_ranks("gradsieve.lab.bench.rank", job, workers, link, limit=LIMIT), workers, link)
 
 
-def threshold_for(density: float, after: int = 30) -> float:
-    """A threshold that keeps about ``density`` of the benchmark's gradients ``after`` steps, by bisection."""
+def threshold_for(density: float, after: int) -> float:
+    """A threshold that keeps about ``density`` of the benchmark's gradients ``after`` steps, by bisection.
+
+    What it keeps grows with the memory: halfway through the timed steps it is to be right.
+    """
     size = sum(torch.Size(shape).numel() for shape in resnet18()) // 16
     draws = Draws(0, size)
     low, high = 1e-4, 1.0
