@@ -32,7 +32,8 @@ class Backward(nn.Module):
 
     def __init__(self, shapes: list[tuple[int, ...]], draws: "Draws"):
         super().__init__()
-        self.parts = nn.ParameterList(torch.zeros(shape) for shape in shapes)
+        # ones: they are written. Fresh zeros are one page, which every read would find in the cache
+        self.parts = nn.ParameterList(torch.ones(shape) for shape in shapes)
         self.draws = draws
         self.step = 0
 
