@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -117,20 +118,25 @@ def profile(rows: Sequence[Row]) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers and layout."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
+    ways = list(dict.fromkeys(row.way for row in rows))
+    paired = colormaps["tab20"].colors  # type: ignore[attr-defined]
+    colours = dict(zip(ways, cycle([*paired[::2], *paired[1::2]]), strict=False))
     panels = list(dict.fromkeys((row.workers, row.bucket_view) for row in rows))
     reached = list(dict.fromkeys(row.link for row in rows))
     figure = Figure(figsize=(6 * len(panels), 4.5), layout="constrained")
     for panel, (workers, bucket_view) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), panel + 1)
-        for way in dict.fromkeys(row.way for row in rows):
+        for way in ways:
             chosen = (row for row in rows if (row.way, row.workers, row.bucket_view) == (way, workers, bucket_view))
             of_way = {row.link: row for row in chosen}
             ours = way not in PEERS
             axes.plot(
                 [reached.index(link) for link in of_way],
                 [row.ms for row in of_way.values()],
+                color=colours[way],
                 marker="o" if ours else "s",
                 linewidth=2.0 if ours else 1.0,
                 linestyle="-" if ours else "--",
