@@ -3,11 +3,12 @@
 What each op means stands in ``ops.reference``; ``native`` (CPU) and ``triton`` (CUDA) do the same, faster.
 """
 
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from torch import Tensor
@@ -35,6 +36,9 @@ class Ops(Protocol):
     def from_bitmap(self, bitmap_LN: Tensor, sparse: Sparse) -> Tensor: ...
 
 
+TRITON = 3, 3
+"""The first that can launch programs which wait for each other."""
+
 _forced: list[Ops] = []
 
 
@@ -55,10 +59,16 @@ def using(module: Ops) -> Iterator[None]:
 
 @cache
 def _fastest(device: str) -> Ops:
-    if device == "cuda" and find_spec("triton") is not None:
-        from gradsieve.ops import triton
+    if device == "cuda":
+        if _triton_version() >= TRITON:
+            from gradsieve.ops import triton
 
-        return triton
+            return triton
+        warnings.warn(
+            "gradsieve's kernels for GPUs need Triton {}.{} or later, which comes with torch 2.7: sparsification in "
+            "plain PyTorch is slower".format(*TRITON),
+            stacklevel=2,
+        )
     if device == "cpu":
         from gradsieve.ops import native
 
@@ -70,3 +80,11 @@ def _fastest(device: str) -> Ops:
             stacklevel=2,
         )
     return reference
+
+
+def _triton_version() -> tuple[int, ...]:
+    try:
+        found = re.match(r"(\d+)\.(\d+)", version("triton"))
+    except PackageNotFoundError:
+        return ()
+    return tuple(map(int, found.groups())) if found else ()
