@@ -65,8 +65,9 @@ class Accordion:
         state = turn.state
         if not segments.sizes:
             return
-        parts = torch.split(mean_n.double(), list(segments.sizes))  # a square of a 16-bit value may not fit in 16 bits
-        state["squares"] += torch.stack([part_n.square().sum() for part_n in parts]).cpu()
+        parts = torch.split(mean_n, list(segments.sizes))  # a square of a 16-bit value may not fit in 16 bits
+        norm_S = torch.stack([torch.linalg.vector_norm(part_n, dtype=torch.float64) for part_n in parts])
+        state["squares"] += norm_S.square().cpu()
         state["steps"] += 1
         if int(state["steps"][0]) < self.interval:
             return
