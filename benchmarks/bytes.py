@@ -43,7 +43,7 @@ def main() -> None:
     print("| rule | sizes | density | bytes over the floor |")
     print("| --- | --- | ---: | ---: |")
     for density in (0.001, 0.01):
-        threshold = gs.HardThreshold(threshold_for(density))
+        threshold = gs.HardThreshold(threshold_for(density, after=30))
         for rule, strict, sizes in (
             (gs.TopK(density), False, "known"),
             (threshold, True, "exact"),

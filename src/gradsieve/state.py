@@ -168,9 +168,9 @@ def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"workers takes a whole number of at least 1, not {workers!r}")
     memories = [part for state in states for key, part in state.items() if key.startswith("memory")]
-    old = states[0]["workers"]
-    if len(memories) not in (1, old):
-        raise ValueError(f"states takes those of all {old} old ranks, not of {len(memories)}")
+    old, ranks = states[0]["workers"], sum("memory" not in state for state in states)  # without a rank it is of all
+    if ranks and ranks != old:
+        raise ValueError(f"states takes those of all {old} old ranks, not of {ranks}")
     memory: dict[str, dict[str, Tensor]] = {}
     for name, kinds in memories[0].items():
         for kind in kinds:

@@ -4,6 +4,7 @@
 /* Sorts numbers below `limit`, digit by digit. */
 static void sort(uint32_t *numbers, size_t count, size_t limit) {
     uint32_t bits = 1, ends[3][4096];
+    if (count < 2) return;
     while (bits < 32 && limit > (size_t)1 << bits) bits++;
     uint32_t passes = bits <= 24 ? 2 : 3, width = (bits + passes - 1) / passes, mask = (1u << width) - 1;
     uint32_t *from = numbers, *other = need(malloc(count * sizeof *other)), *to = other;
