@@ -3,6 +3,8 @@
 import json
 import math
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,3 +224,19 @@ def test_a_plot_of_few_rows(tmp_path):
     network.append([row], tmp_path / "rows.jsonl")
     network.plot(network.read(tmp_path / "rows.jsonl"), tmp_path / "rows.png")
     assert (tmp_path / "rows.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "said"),
+    [
+        ("bytes", ["--size", "200000", "--steps", "6"], "| TopK | known | 0.100% |"),
+        ("simulator", ["--workers", "4", "--size", "20000"], "4 workers x 20,000"),
+        ("network", ["--help"], "--bucket-view"),
+        ("ops", ["--help"], "--densities"),
+    ],
+)
+def test_the_scripts_of_the_benchmarks_run(script, options, said):
+    path = Path(gs.__file__).parents[2] / "benchmarks" / f"{script}.py"
+    done = subprocess.run([sys.executable, path, *options], capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
