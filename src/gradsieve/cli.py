@@ -18,9 +18,10 @@ try:
     from gradsieve.lab import compare as comparison
     from gradsieve.lab import report as reports
     from gradsieve.lab import tasks
-    from gradsieve.lab.console import Bars, notes, table
+    from gradsieve.lab.console import Watch, notes, table
     from gradsieve.lab.errors import LabError
     from gradsieve.lab.processes import processes
+    from gradsieve.lab.progress import Bars
     from gradsieve.lab.runner import Options, virtual
 except ModuleNotFoundError as missing:  # the core alone is installed
     print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
@@ -129,9 +130,11 @@ def compare(
         workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values, strict, device, compiled
     )
     chosen = tasks.get(task, data_dir=data_dir, cache_dir=cache_dir)
-    with _ends_on_sigterm(), Bars(rules, epochs) as bars:
+    with _ends_on_sigterm(), Bars(rules) as bars:
         launcher = processes(data_dir, cache_dir) if launch == "processes" else virtual
-        outcome = comparison.compare(chosen, rules, options, out, bars, title=name or out.name, launcher=launcher)
+        outcome = comparison.compare(
+            chosen, rules, options, out, Watch(bars, epochs), title=name or out.name, launcher=launcher
+        )
     console = Console(soft_wrap=True)
     if outcome.runs:
         Console().print(table(outcome.runs))

@@ -1,63 +1,33 @@
 """What the terminal shows: a bar a rule while it trains, then one table."""
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from gradsieve.lab.progress import Bars
 from gradsieve.lab.records import EndRow, EpochRow, Run, RunRow, StepRow
 from gradsieve.lab.summary import Line, number, percent, seconds, size, summarise, times
 
 
-class Bars:
-    """A ``View`` with a progress bar a rule, on the error stream so that the table can be piped.
+class Watch:
+    """A ``View`` with a progress bar a rule."""
 
-    The bars show with the first event and go where an error ends the run, which then is all there is to read.
-    """
-
-    def __init__(self, rules: Sequence[str], epochs: int) -> None:
-        self._epochs = epochs
-        self._progress = Progress(
-            TextColumn("{task.fields[name]}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-        )
-        self._tasks: dict[str, TaskID] = {
-            rule: self._progress.add_task("", start=False, total=epochs, name=rule, state="waiting") for rule in rules
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.live.transient = kind is not None
-        self._progress.stop()
+    def __init__(self, bars: Bars, epochs: int) -> None:
+        self._bars, self._epochs = bars, epochs
 
     def calibrating(self, name: str, trial: int) -> None:
-        self._progress.start()
-        self._progress.start_task(self._tasks[name])
-        self._progress.update(self._tasks[name], state=f"calibrating, run {trial}")
+        self._bars(name, 0, self._epochs, f"calibrating, run {trial}")
 
     def row(self, row: RunRow | StepRow | EpochRow | EndRow) -> None:
-        self._progress.start()
-        task = self._tasks[row.run]
         if isinstance(row, RunRow):
-            self._progress.reset(task, total=self._epochs)
+            self._bars.restart(row.run)
         elif isinstance(row, StepRow):
-            self._progress.update(task, completed=row.epoch)
+            self._bars(row.run, row.epoch, self._epochs)
         elif isinstance(row, EpochRow):
             state = f"epoch {row.epoch}/{self._epochs}  accuracy {percent(row.accuracy)}"
-            self._progress.update(task, completed=row.epoch, state=state)
+            self._bars(row.run, row.epoch, self._epochs, state)
 
 
 def table(runs: Sequence[Run]) -> Table:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import Protocol
 
 from torch import Tensor
@@ -60,7 +60,7 @@ def using(module: Ops) -> Iterator[None]:
 @cache
 def _fastest(device: str) -> Ops:
     if device == "cuda":
-        if _triton_version() >= TRITON:
+        if _numbers(triton_version()) >= TRITON:
             from gradsieve.ops import triton
 
             return triton
@@ -82,9 +82,14 @@ def _fastest(device: str) -> Ops:
     return reference
 
 
-def _triton_version() -> tuple[int, ...]:
+def triton_version() -> str:
+    """Empty without Triton. Asked of the module: nightly builds of torch bring it under other distribution names."""
     try:
-        found = re.match(r"(\d+)\.(\d+)", version("triton"))
-    except PackageNotFoundError:
-        return ()
+        return str(import_module("triton").__version__)
+    except ImportError:
+        return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, found.groups())) if found else ()

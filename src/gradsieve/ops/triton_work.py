@@ -33,10 +33,8 @@ MAXNREG = 80  # fewer spill, more leave too few programs in flight
 RESIDENT = 2  # programs of 256 threads and 128 registers that a processor holds
 WIRE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in WIRE}
-PRECISE = {
-    "enable_fp_fusion": False
-}  # decay * memory + gain * grad rounds twice, as in the reference; for all launches:
-# a Triton that is not told warns
+# decay * memory + gain * grad rounds twice, as in the reference; for all launches: a Triton that is not told warns
+PRECISE = {"enable_fp_fusion": False}
 
 
 def stride(tensor: Tensor) -> int:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
@@ -90,7 +89,7 @@ def measure(
     common = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(device.type),
         "torch": torch.__version__, "threads": torch.get_num_threads(), "clock": clock_kind, "n": size,
-        "density": density, "triton": version("triton") if device.type == "cuda" else None, "network": network,
+        "density": density, "triton": ops.triton_version() if device.type == "cuda" else None, "network": network,
     }  # fmt: skip
     bench = Bench(module, size, density, device, layers=tensors(network) if network else None)
     contenders = bench.layer_wise() if network else bench.contenders()

@@ -10,6 +10,7 @@ from gradsieve.lab.errors import LabError
 from gradsieve.lab.papers import console, entries, get
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.reproduce import chosen, context_of, run
+from gradsieve.lab.progress import Bars
 
 INTERRUPTED = 130
 HOME = Path("runs/papers")
@@ -66,7 +67,7 @@ def reproduce(key: str | None, options: Options) -> int:
 def _one(key: str, context: Context, seeds: int | None) -> None:
     entry = get(key)
     context = context_of(entry, context, seeds)
-    with console.Bars() as bars:
+    with Bars() as bars:
         outcome = run(entry, replace(context, track=bars))
     shown = Console(soft_wrap=True)
     Console().print(console.table(f"{entry.key}: {entry.title}", outcome.rows))

@@ -1,49 +1,13 @@
-"""What the terminal shows of a reproduction: a bar with the time left, then the paper's numbers beside ours."""
+"""What the terminal shows of a reproduction: the paper's numbers beside ours."""
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from gradsieve.lab.papers.entry import Entry
 from gradsieve.lab.papers.summary import Row
-
-
-class Bars:
-    """A ``Track`` with a bar for each part of a run, on the error stream."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            refresh_per_second=4,
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._tasks:  # else nothing was shown, and stopping would print an empty line
-            self._progress.live.transient = kind is not None
-            self._progress.stop()
-
-    def __call__(self, part: str, done: float, total: float, state: str = "") -> None:
-        self._progress.start()
-        if part not in self._tasks:
-            self._tasks[part] = self._progress.add_task(part, total=total, state=state)
-        self._progress.update(self._tasks[part], completed=done, total=total, state=state)
 
 
 def listing(entries: Iterable[Entry]) -> Table:

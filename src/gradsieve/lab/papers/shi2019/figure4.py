@@ -1,7 +1,6 @@
 """Figure 4: seconds of an operator by the size of the vector, as published and ours."""
 
 from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 from matplotlib.axes import Axes
@@ -70,7 +69,7 @@ def measure(size: int, context: Context) -> tuple[list[Row], dict[str, int], lis
         clock="events" if device.type == "cuda" else "wall",
         n=size,
         density=DENSITY,
-        triton=version("triton") if device.type == "cuda" else None,
+        triton=ops.triton_version() if device.type == "cuda" else None,
     )
     return rows, counts, wrong
 
