@@ -23,7 +23,7 @@ def agree(link: Link, options: Options, layout: Layout, device: torch.device | s
     """Exchange cards and raise the same error on every rank if they differ, naming the field and the ranks."""
     mine = card(options, layout)
     text = json.dumps(mine).encode()
-    row = torch.zeros(1, CARD, dtype=torch.uint8)
+    row = torch.zeros(1, CARD, dtype=torch.uint8, device="cpu")
     row[0, : len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     rows = link.gather(row.to(device)).wait().cpu()
     cards = [_read(bytes(r.tolist()), rank) for rank, r in enumerate(rows)]

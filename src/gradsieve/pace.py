@@ -54,12 +54,12 @@ class Pace:
 
     def _second_is_less(self, first: float, second: float) -> bool:
         """On the rank where each is the longest."""
-        times_W2 = self.link.gather(torch.tensor([[first, second]], dtype=torch.float64)).wait()
+        times_W2 = self.link.gather(torch.tensor([[first, second]], dtype=torch.float64, device="cpu")).wait()
         return float(times_W2[:, 1].max()) < float(times_W2[:, 0].max())
 
     def _seconds_a_byte(self) -> float:
         """Of an all-reduce, for each byte that a rank sends in it; the second of two, since the first may connect."""
-        probe_LN = torch.zeros(1, PROBE)
+        probe_LN = torch.zeros(1, PROBE, dtype=torch.float32, device="cpu")
         for _ in range(2):
             started = time.perf_counter()
             self.link.sum(probe_LN).wait()

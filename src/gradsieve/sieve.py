@@ -200,8 +200,9 @@ class Sieve:
         channels, self._sent = self._sent, []
         if any(channel.bad.is_cuda or bool(channel.bad) for channel in channels):  # a device is not waited for
             bad = torch.stack([channel.bad for channel in channels]).any()
-            for channel in channels:
-                channel.conclude(bad)
+            with torch.cuda.device_of(bad):  # type: ignore[no-untyped-call]  # kernels go there
+                for channel in channels:
+                    channel.conclude(bad)
 
     def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor) -> Coming:
         self._sent.append(channel)

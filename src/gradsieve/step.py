@@ -180,7 +180,8 @@ class Channel:
     def _wake(self) -> None:
         """Bring back what rested, in the units that the memory has now."""
         for kind, place, rested in self._resting:
-            scale = torch.where(self._undone, 1.0, self._decay).to(rested.dtype) if kind == "memory" else 1.0
+            _worked_on(rested)
+            scale = rested.new_ones(()).where(self._undone, self._decay) if kind == "memory" else 1.0
             self.memory.tensors[kind][:, place] += rested * scale
         self._resting.clear()
 
@@ -197,6 +198,7 @@ class Channel:
         self, report: Report, pending: Pending, sent: Sparse, out_n: Tensor, turn: Turn, gain: float
     ) -> Tensor:
         """Decode into ``out_n``, which may be the gradient itself: whatever must be undone is undone before."""
+        _worked_on(out_n, pending.grad_Ln)
         now = not out_n.is_cuda or self._learner is not None or self._accelerates
         self._late = Late(turn, report, self._error(sent, turn), sent)
         bad = now and self.catch_up().bad
@@ -253,13 +255,14 @@ class Channel:
                 again_LB = self._sent.counts_LB * again  # no elements where there is nothing to take back
                 ops.of(memory_Ln).give_back(memory_Ln, dataclasses.replace(self._sent, counts_LB=again_LB))
         if self._decay != 1.0:
-            memory_Ln.mul_(torch.where(self._undone, self._decay, 1.0).to(memory_Ln.dtype))
+            memory_Ln.mul_(memory_Ln.new_full((), self._decay).where(self._undone, 1.0))
         self._sent = self._flushed_Ln = None
 
     def _receive_all(
         self, total_n: Tensor, *, out_n: Tensor, turn: Turn, divisor: float, p_Ln: Tensor | None, check: bool
     ) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
+        _worked_on(out_n)
         if total_n.data_ptr() == out_n.data_ptr():
             total_n.div_(divisor)
         else:
@@ -284,3 +287,10 @@ class Channel:
         if sent.error_L is None or self.options.feedback.kind != "update" or turn.lr is None:
             return sent.error_L
         return sent.error_L * turn.lr**2
+
+
+def _worked_on(*tensors: Tensor) -> None:
+    """Arrivals are received on a stream of their own: CUDA must not give this memory away before that is done."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -66,7 +66,7 @@ class Format:
         """The fields that are the same for every worker and step."""
         low = self.size & 0x7FFFFFFF
         fixed = [MAGIC, VERSION, self.form, VALUES[self.values], self.layout, low, self.size >> 31, self.slots]
-        return torch.tensor(fixed + [0] * (HEADER - len(fixed)), dtype=torch.int32)
+        return torch.tensor(fixed + [0] * (HEADER - len(fixed)), dtype=torch.int32, device="cpu")
 
 
 def form_of(size: int, slots: int) -> int:

@@ -152,3 +152,29 @@ def test_a_tampered_payload_is_refused_and_names_the_rank():
     sim.channel.exchange.link = Tampered(3)
     with pytest.raises(RuntimeError, match="payload of rank 1: magic is"):
         sim.step(torch.randn(3, 1000))
+
+
+@pytest.mark.parametrize("feedback", ["gradient", "update", "momentum"])
+@pytest.mark.parametrize("exchange", ["auto", "owner"])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.usefixtures("any_ops")
+def test_defaults_of_the_process_change_nothing(rule, exchange, feedback, generator):
+    """Somebody's default device is a GPU and somebody's default precision is low; here no tensor takes either."""
+    if (rule, exchange) == ("dense", "owner"):
+        pytest.skip("a pairing that is refused")
+    grads_TWn = torch.randn(8, 3, 500, generator=generator)
+    grads_TWn[5, 1, 7] = torch.inf
+    runs = []
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.bfloat16)):
+        layers = [torch.zeros(300, device="cpu"), torch.zeros(200, device="cpu")]
+        sim = gs.Simulator(layers, gs.parse(rule), workers=3, exchange=exchange, feedback=feedback)
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                means = [sim.step(grads_Wn, lr=0.3 / (t + 1)) for t, grads_Wn in enumerate(grads_TWn)]
+                memory = [row for kinds in sim.state_dict()["memory"].values() for row in kinds.values()]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        runs.append([*means, *memory])
+    for here, there in zip(*runs, strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=0, equal_nan=True)

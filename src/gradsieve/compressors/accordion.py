@@ -39,14 +39,14 @@ class Accordion:
         return sum(k_of(self.high, size) for size in segments.sizes)
 
     def state(self, segments: Segments) -> dict[str, Tensor]:
-        count = len(segments.sizes)
+        size_S = torch.tensor(segments.sizes, dtype=torch.float64, device="cpu")
         return {
-            "size": torch.tensor(segments.sizes, dtype=torch.float64),
-            "critical": torch.ones(count, dtype=torch.float64),
-            "then": torch.full((count,), torch.nan, dtype=torch.float64),
-            "squares": torch.zeros(count, dtype=torch.float64),
-            "steps": torch.zeros(count, dtype=torch.float64),
-            "lr": torch.full((count,), torch.nan, dtype=torch.float64),
+            "size": size_S,
+            "critical": torch.ones_like(size_S),
+            "then": torch.full_like(size_S, torch.nan),
+            "squares": torch.zeros_like(size_S),
+            "steps": torch.zeros_like(size_S),
+            "lr": torch.full_like(size_S, torch.nan),
         }
 
     def slots_now(self, turn: Turn) -> int:

@@ -48,10 +48,10 @@ def keys_LS(seed: int, segments: Segments, turn: Turn, workers: int) -> Tensor:
     key_S = mix32(_seeded(seed, segments) + turn.step & 0xFFFFFFFF)
     if turn.ranks is None:
         return (key_S & 0x7FFFFFFF).expand(workers, -1)
-    rank_L = torch.arange(turn.ranks.start, turn.ranks.stop).unsqueeze(1)
+    rank_L = torch.arange(turn.ranks.start, turn.ranks.stop, device="cpu").unsqueeze(1)
     return mix32(key_S + mix32(rank_L + 1) & 0xFFFFFFFF) & 0x7FFFFFFF
 
 
 @lru_cache(maxsize=256)
 def _seeded(seed: int, segments: Segments) -> Tensor:
-    return mix32((torch.tensor(segments.keys, dtype=torch.int64) ^ seed) & 0xFFFFFFFF)
+    return mix32((torch.tensor(segments.keys, dtype=torch.int64, device="cpu") ^ seed) & 0xFFFFFFFF)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradsieve import ops
 from gradsieve.compressors.base import check_density, check_integer, k_by_segment, keys_LS
+from gradsieve.ops.ahead import sent_ahead
 from gradsieve.types import Pending, Segments, Sparse, Turn
 
 
@@ -36,7 +37,7 @@ class BlockRandomK:
         segments, workers = pending.segments, pending.grad_Ln.shape[0]
         keys = keys_LS(self.seed, segments, turn, workers)
         index_LK = runs(segments, k_by_segment(self.density, segments), keys)
-        return ops.of(pending.grad_Ln).take(pending, index_LK.to(pending.grad_Ln.device, non_blocking=True))
+        return ops.of(pending.grad_Ln).take(pending, sent_ahead(index_LK, pending.grad_Ln.device))
 
 
 def runs(segments: Segments, k_S: tuple[int, ...], keys_LS: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ def runs(segments: Segments, k_S: tuple[int, ...], keys_LS: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def slots_by_segment(segments: Segments, k_S: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """For each of the slots: its segment, its number there, and that segment's size and first coordinate."""
-    k = torch.tensor(k_S, dtype=torch.int64)
-    segment_K = torch.repeat_interleave(torch.arange(len(k_S)), k)
-    slot_K = torch.arange(len(segment_K)) - (k.cumsum(0) - k)[segment_K]
+    k = torch.tensor(k_S, dtype=torch.int64, device="cpu")
+    segment_K = torch.repeat_interleave(k)
+    slot_K = torch.arange(len(segment_K), device="cpu") - (k.cumsum(0) - k)[segment_K]
     bounds = segments.tensor(torch.device("cpu"))
     return segment_K, slot_K, bounds.diff()[segment_K], bounds[segment_K]

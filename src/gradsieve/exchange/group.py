@@ -29,7 +29,8 @@ class Coming:
         def arrived(done: "Future[object]") -> Tensor:
             try:
                 done.value()  # raises what the backend did
-                return _use(result, uses)
+                with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]  # gloo's threads have the first
+                    return _use(result, uses)
             except Exception as error:
                 raise on_error(error) from error
 
@@ -96,7 +97,7 @@ class GroupLink:
     def crowded(self) -> bool:
         """Whether the ranks of this host keep all its cores busy."""
         host = zlib.crc32(socket.gethostname().encode())
-        neighbours = self.counts(torch.tensor([host])).count(host)
+        neighbours = self.counts(torch.tensor([host], device="cpu")).count(host)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return neighbours * torch.get_num_threads() >= cores
 

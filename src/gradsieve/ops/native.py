@@ -194,7 +194,7 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
 def misplaced(sparse: Sparse) -> Tensor:
     if not _readable(sparse):
         return reference.misplaced(sparse)
-    bad_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool)
+    bad_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool, device="cpu")
     _library.gradsieve_misplaced(ctypes.byref(_meeting(sparse, sparse.values_LK, 0, 1.0)), bad_L.data_ptr())
     return bad_L
 
@@ -211,7 +211,7 @@ def to_bitmap(sparse: Sparse, bitmap_LN: Tensor) -> None:
 def from_bitmap(bitmap_LN: Tensor, sparse: Sparse) -> Tensor:
     if not (_readable(sparse) and _rows_contiguous(bitmap_LN)):
         return reference.from_bitmap(bitmap_LN, sparse)
-    wrong_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool)
+    wrong_L = torch.empty(len(sparse.counts_LB), dtype=torch.bool, device="cpu")
     meeting = _meeting(sparse, sparse.values_LK, 0, 1.0)
     pointers = bitmap_LN.data_ptr(), bitmap_LN.stride(0), bitmap_LN.shape[1], wrong_L.data_ptr()
     _library.gradsieve_from_bitmap(ctypes.byref(meeting), *pointers)
@@ -247,7 +247,7 @@ def _threads(coordinates: int) -> int:
 
 @lru_cache(maxsize=256)
 def _integers(numbers: tuple[int, ...]) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _whole(size: int) -> Tensor:
@@ -260,14 +260,14 @@ def _quantiles(k_S: tuple[int, ...], segments: Segments) -> Tensor:
     """``z`` of ``reference.gaussian_start``; unused where a segment is sent whole or not at all."""
     partial = [0 < k < size for k, size in zip(k_S, segments.sizes, strict=True)]
     tails = [k / size / 2 if p else 0.5 for k, size, p in zip(k_S, segments.sizes, partial, strict=True)]
-    return torch.tensor([NormalDist().inv_cdf(1 - tail) for tail in tails], dtype=torch.float64)
+    return torch.tensor([NormalDist().inv_cdf(1 - tail) for tail in tails], dtype=torch.float64, device="cpu")
 
 
 def _cached(pending: Pending, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor of the cache, made (zero) where it is missing or of another kind."""
     tensor = pending.cache.get(name)
     if tensor is None or tensor.shape != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-        tensor = pending.cache[name] = torch.zeros(shape, dtype=dtype)
+        tensor = pending.cache[name] = torch.zeros(shape, dtype=dtype, device="cpu")
     return tensor
 
 
@@ -321,7 +321,7 @@ def _call(pending: Pending, bounds: Tensor) -> _Call | None:
 def _new_call(pending: Pending, bounds: Tensor, told: tuple[object, ...], before: _Call | None) -> _Call:
     grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
     workers, size = grad_Ln.shape
-    totals_L = torch.empty(workers, dtype=torch.int64)
+    totals_L = torch.empty(workers, dtype=torch.int64, device="cpu")
     step = _Step(
         workers, size, len(bounds) - 1, _threads(workers * size), 0, _KINDS[grad_Ln.dtype], _KINDS[pending.values],
         1.0, 1.0, grad_Ln.data_ptr(), grad_Ln.stride(0), memory_Ln.data_ptr(), memory_Ln.stride(0), bounds.data_ptr(),
@@ -362,7 +362,7 @@ def _send(pending: Pending, call: _Call, into: Sparse | None, choose: Any, *argu
         step.slots = -1
     elif into is not call.into:
         _point(step, into)
-    error_L = torch.empty(len(call.totals_L), dtype=torch.float64) if pending.measure else None
+    error_L = torch.empty(len(call.totals_L), dtype=torch.float64, device="cpu") if pending.measure else None
     if error_L is not None:
         step.error = error_L.data_ptr()
     choose(call.at, *arguments)
@@ -372,7 +372,7 @@ def _send(pending: Pending, call: _Call, into: Sparse | None, choose: Any, *argu
         _point(step, into)
         _library.gradsieve_send(call.at)
     if step.scratch_wanted > call.scratch_bytes:
-        _lend(call, torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64))
+        _lend(call, torch.empty(step.scratch_wanted // 8 * 5 // 4, dtype=torch.int64, device="cpu"))
     return into if error_L is None else replace(into, error_L=error_L)
 
 

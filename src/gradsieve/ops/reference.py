@@ -120,7 +120,7 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
     finite_Ln = correct(pending)[1]  # the old memory makes the same p again, whatever was sent of it
     before_Ln = memory_Ln.to(torch.promote_types(memory_Ln.dtype, torch.float32), copy=True)
     give_back(before_Ln, sparse)
-    before_Ln.sub_(pending.grad_Ln.to(before_Ln.dtype) * pending.gain).div_(pending.decay)
+    before_Ln = divide(before_Ln.sub_(pending.grad_Ln.to(before_Ln.dtype) * pending.gain), pending.decay)
     memory_Ln.copy_(torch.where(finite_Ln, before_Ln, memory_Ln))
 
 

@@ -17,6 +17,7 @@ from gradsieve.ops import triton_arrived as arrived
 from gradsieve.ops import triton_compiled as compiled
 from gradsieve.ops import triton_given as given
 from gradsieve.ops import triton_sieve as sieving
+from gradsieve.ops.ahead import sent_ahead
 from gradsieve.ops.rng import ROUNDS
 from gradsieve.ops.triton_plan import Plan, bounds_of, cdiv
 from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, stride
@@ -99,7 +100,7 @@ def randomk(pending: Pending, k_S: tuple[int, ...], keys_LS: Tensor) -> Sparse:
     known = plan.firsts_S, bounds_of(pending.segments, device), plan.half_S
 
     def drawn() -> Tensor:
-        on_device = keys_LS.to(device, torch.int64, non_blocking=True).contiguous()
+        on_device = sent_ahead(keys_LS.long(), device).contiguous()
         index_LK = torch.empty(len(keys_LS), plan.total, dtype=torch.int32, device=device)
         if plan.total:
             given.draw[cdiv(plan.total, 256), len(keys_LS)](
@@ -219,7 +220,7 @@ def undo(pending: Pending, sparse: Sparse, when: Tensor) -> None:
     if not fits(pending) or pending.decay == 0:
         reference.undo(pending, sparse, when)
         return
-    before_LK = torch.empty(sparse.values_LK.shape, device=when.device)
+    before_LK = torch.empty(sparse.values_LK.shape, dtype=torch.float32, device=when.device)
     workers, blocks = sparse.counts_LB.shape
     arrived.undo[blocks, workers](
         pending.grad_Ln, pending.memory_Ln, stride(pending.grad_Ln), stride(pending.memory_Ln), sparse.size,

@@ -21,7 +21,7 @@ DecodeOp = Callable[[Sparse, Tensor, float], Tensor]
 
 _WRITTEN = ("memory_Ln", "counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
 _PAYLOAD = ", ".join(f"Tensor({letter}!) {name}" for letter, name in zip("abcdef", _WRITTEN, strict=True))
-_PENDING = f"Tensor grad_Ln, {_PAYLOAD}, SymInt[] bounds, float decay, float gain"
+_PENDING = f"Tensor grad_Ln, {_PAYLOAD}, SymInt[] bounds, SymInt[] keys, float decay, float gain"
 
 
 def rule(schema: str) -> Callable[[RuleOp], RuleOp]:
@@ -30,10 +30,11 @@ def rule(schema: str) -> Callable[[RuleOp], RuleOp]:
     def register(op: RuleOp) -> RuleOp:
         def opaque(
             grad_Ln: Tensor, memory_Ln: Tensor, counts_LB: Tensor, offsets_LK: Tensor, values_LK: Tensor,
-            wanted_L: Tensor, nonfinite_L: Tensor, bounds: Sequence[int], decay: float, gain: float, *arguments: object,
+            wanted_L: Tensor, nonfinite_L: Tensor, bounds: Sequence[int], keys: Sequence[int],
+            decay: float, gain: float, *arguments: object,
         ) -> None:  # fmt: skip
             into = Sparse(bounds[-1], counts_LB, offsets_LK, values_LK, wanted_L, nonfinite_L)
-            segments = Segments(tuple(bounds), tuple(range(len(bounds) - 1)))
+            segments = Segments(tuple(bounds), tuple(keys))
             given = (tuple(a) if isinstance(a, list) else a for a in arguments)
             op(Pending(grad_Ln, memory_Ln, segments, decay, gain, values_LK.dtype, into), *given)
 
@@ -44,12 +45,12 @@ def rule(schema: str) -> Callable[[RuleOp], RuleOp]:
 
         @wraps(op)
         def call(pending: Pending, *arguments: object) -> Sparse:
-            into = pending.into
+            into, segments = pending.into, pending.segments
             if into is None or pending.measure or not torch.compiler.is_compiling():
                 return op(pending, *arguments)
             operator(
                 pending.grad_Ln, pending.memory_Ln, into.counts_LB, into.offsets_LK, into.values_LK, into.wanted_L,
-                into.nonfinite_L, pending.segments.bounds, pending.decay, pending.gain, *arguments,
+                into.nonfinite_L, segments.bounds, segments.keys, pending.decay, pending.gain, *arguments,
             )  # fmt: skip
             return into
 

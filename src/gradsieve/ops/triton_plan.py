@@ -14,6 +14,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from gradsieve.ops.ahead import sent_ahead
 from gradsieve.types import BLOCK, Pending, Segments
 
 MOST_SAMPLES = 32_768  # of a segment: what one program holds in registers
@@ -27,8 +28,7 @@ def cdiv(a: int, b: int) -> int:
 
 def constant(values: Iterable[object], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On the device without waiting for it."""
-    host = torch.tensor(list(values), dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
+    return sent_ahead(torch.tensor(list(values), dtype=dtype, device="cpu"), device)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.tasks.flat import shaped
 from gradsieve.lab.tasks.replay import Replay
+from gradsieve.ops.ahead import sent_ahead
 
 _EVALUATION_BATCH = 1000
 _VECTORISED_LAYERS = (nn.Linear, nn.LayerNorm, nn.Embedding)
@@ -226,11 +227,6 @@ class Classification:
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast("cuda", torch.bfloat16) if self.narrow else nullcontext()
-
-
-def sent_ahead(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on ``device`` for which the host does not wait."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def vectorisable(model: nn.Module) -> bool:

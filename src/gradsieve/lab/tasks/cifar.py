@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradsieve.lab.tasks import cifar_data
-from gradsieve.lab.tasks.base import Classification, Recipe, sent_ahead
+from gradsieve.lab.tasks.base import Classification, Recipe
 from gradsieve.lab.tasks.nets import googlenet, resnet18, senet18
 from gradsieve.lab.tasks.sources import folder_of
+from gradsieve.ops.ahead import sent_ahead
 
 _MEAN = (0.4914, 0.4822, 0.4465)
 _DEVIATION = (0.2470, 0.2435, 0.2616)

@@ -32,7 +32,7 @@ class _MaxPool(torch.autograd.Function):
         )
         place = torch.empty_like(out, dtype=torch.uint8)
         _largest[_grid(out)](x, out, place, channels, height, width, above, across, out.numel() // channels, stride,
-                             ROWS=ROWS, WIDTH=WIDTH)  # fmt: skip
+                             ROWS=ROWS, WIDTH=WIDTH, enable_fp_fusion=False)  # fmt: skip
         ctx.save_for_backward(place)
         ctx.like, ctx.stride = x.shape, stride
         return out
@@ -45,7 +45,7 @@ class _MaxPool(torch.autograd.Function):
         out = torch.empty(ctx.like, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
         _, channels, height, width = ctx.like
         _gathered[_grid(out)](gradient, place, out, channels, height, width, *place.shape[2:], out.numel() // channels,
-                              ctx.stride, ROWS=ROWS, WIDTH=WIDTH)  # fmt: skip
+                              ctx.stride, ROWS=ROWS, WIDTH=WIDTH, enable_fp_fusion=False)  # fmt: skip
         return out, None
 
 
