@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gradsieve.lab.tasks.opening import dropout_mask
+
 
 class State(NamedTuple):
     """What the layers remember of the words before: one tensor a layer."""
@@ -79,7 +81,7 @@ class WordLstm(nn.Module):
     def _dropped(self, x: Tensor, draws: torch.Generator) -> Tensor:
         if self.dropout == 0:
             return x
-        return x * torch.empty_like(x).bernoulli_(1 - self.dropout, generator=draws).div_(1 - self.dropout)
+        return x * dropout_mask(x.shape, self.dropout, draws)
 
 
 class _Recurrence(torch.autograd.Function):

@@ -6,6 +6,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from gradsieve.lab.tasks.opening import dropout_mask
+
 WIDTHS = (256, 256, 128, 64)
 
 
@@ -56,6 +58,4 @@ class NeuMF(nn.Module):
         """Masks for so many examples; none where nothing is dropped."""
         if self.dropout == 0:
             return []
-        keep = 1 - self.dropout
-        drawn = (torch.empty(*examples, width, device=draws.device) for width in self.widths[1:])
-        return [mask.bernoulli_(keep, generator=draws).div_(keep) for mask in drawn]
+        return [dropout_mask((*examples, width), self.dropout, draws) for width in self.widths[1:]]
