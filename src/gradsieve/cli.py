@@ -352,6 +352,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             message += f" Commands are {', '.join(_commands_of(error))}."
     except LabError as error:
         message = str(error)
+    except (KeyboardInterrupt, typer.Abort):
+        print("gradsieve: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except OSError as error:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     if message:  # a group without a command has shown its help

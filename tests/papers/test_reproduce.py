@@ -20,7 +20,7 @@ from gradsieve.lab.papers import entries, get
 from gradsieve.lab.papers.checkpoint import Checkpoint
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.reproduce import context_of
-from gradsieve.lab.papers.summary import PAPERS, Comparison, published, read_summary
+from gradsieve.lab.papers.summary import PAPERS, Comparison, Row, published
 from gradsieve.lab.papers.trainings import folder
 from gradsieve.lab.records import RESULTS
 
@@ -70,15 +70,21 @@ def test_each_entry_runs_quickly_and_writes_what_it_promises(key, trainings, tmp
     if "gisette" in entry.needs:  # a quick run never reads the original, and the stand-in is labelled everywhere
         labelled = [summary["data"], *summary["notes"], (tmp_path / f"{entry.name}.svg").read_text()]
         assert sum("generated" in text for text in labelled) == 3
-    rows = read_summary(tmp_path / "summary.json")
+    rows = [Row(**row) for row in summary["rows"]]
     told = {row.what for row in rows if row.published is not None}
     assert told == {row.what for row in published(entry.paper) if entry.name in row.entry.split()}
     for row in rows:
         assert np.isfinite(row.ours)
         assert row.what in " ".join(printed.split()) or len(row.what) > 30  # long ones are folded
         if row.published is not None:
-            assert row.gap == pytest.approx(row.ours / row.published - 1)
             assert row.source
+            if row.bound:
+                assert row.gap is None
+                assert row.holds == (
+                    row.ours >= row.published if row.bound == "at least" else row.ours <= row.published
+                )
+            else:
+                assert row.gap == pytest.approx(row.ours / row.published - 1)
 
 
 BAD = [
@@ -149,10 +155,10 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, data_dir):
         assert 0 < state["step"] < 160
     assert main([*arguments, str(stopped), "--resume"]) == 0
     assert main([*arguments, str(whole)]) == 0
-    ours, theirs = (read_summary(out / "summary.json") for out in (stopped, whole))
+    ours, theirs = (json.loads((out / "summary.json").read_text())["rows"] for out in (stopped, whole))
     for row, other in zip(ours, theirs, strict=True):
-        assert row.what == other.what
-        assert row.ours == pytest.approx(other.ours, rel=1e-9)
+        assert row["what"] == other["what"]
+        assert row["ours"] == pytest.approx(other["ours"], rel=1e-9)
     with np.load(stopped / "state-run.npz") as state, np.load(whole / "state-run.npz") as other:
         assert np.array_equal(state["x"], other["x"])
         assert np.array_equal(state["memory"], other["memory"])
@@ -194,6 +200,25 @@ def test_a_row_holds_the_papers_number_ours_and_the_gap():
     assert "p. 28" in row.source
     with pytest.raises(KeyError):
         rows.against("more", 1.0)
+
+
+def test_a_bound_of_the_paper_holds_or_does_not_and_has_no_gap():
+    rows = Comparison("sahu2021/fig8")
+    rows.against("above", 1.3e-11)
+    rows.against("kept", 0.4)
+    above, kept = rows.rows
+    assert (above.bound, above.holds, above.gap) == ("at most", False, None)
+    assert (kept.bound, kept.holds, kept.gap) == ("at most", True, None)
+
+
+def test_a_refused_run_leaves_the_summary_of_the_one_before(tmp_path, capsys):
+    arguments = ["reproduce", "sahu2021/fig1", "--quick", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    before = (tmp_path / "summary.json").read_bytes()
+    assert json.loads(before)["finished"]
+    assert main([*arguments, "--seeds", "2", "--resume"]) == 2
+    assert "other options" in capsys.readouterr().err
+    assert (tmp_path / "summary.json").read_bytes() == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")

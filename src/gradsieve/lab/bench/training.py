@@ -18,6 +18,8 @@ from gradsieve.lab.tasks.base import Classification
 
 WAYS = ("dense", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "topk:0.01", "threshold:0.02")
 LIMIT = 3600.0
+WORDS = ("task", "link", "way")
+HEADINGS = ("task", "workers", "link", "way", "seconds", "steps", "accuracy", "x our best")
 
 
 @dataclass(frozen=True)
@@ -106,20 +108,25 @@ def run(
 
 
 def read(path: Path) -> list[Arrival]:
-    """The newest training of each task, link and way."""
+    """The newest training of each way, where it is one of its kind."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror}") from error
     rows = [Arrival(**json.loads(line)) for line in lines]
-    return list({(row.task, row.link, row.way): row for row in rows}.values())
+    return list({(kind(row), row.way): row for row in rows}.values())
+
+
+def kind(row: Arrival) -> tuple[str, int, str, int, float]:
+    """What trainings must share to be compared."""
+    return row.task, row.workers, row.link, row.seed, row.target
 
 
 def table(arrivals: Sequence[Arrival]) -> Table:
     """Seconds to the target, and how many times longer than ours the others take."""
     shown = Table(title="time to accuracy", title_justify="left")
-    for heading in ("task", "link", "way", "seconds", "steps", "accuracy", "x our best"):
-        shown.add_column(heading, justify="left" if heading in ("task", "link", "way") else "right")
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading in WORDS else "right")
     for row in arrivals:
         shown.add_row(*cells(row, arrivals))
     return shown
@@ -127,52 +134,50 @@ def table(arrivals: Sequence[Arrival]) -> Table:
 
 def markdown(arrivals: Sequence[Arrival]) -> str:
     """The same as Markdown, for a document."""
-    lines = ["| task | link | way | seconds | steps | accuracy | x our best |", "|" + " --- |" * 3 + " ---: |" * 4]
+    marks = ("---" if heading in WORDS else "---:" for heading in HEADINGS)
+    lines = [f"| {' | '.join(parts)} |" for parts in (HEADINGS, marks)]
     return "\n".join(lines + ["| " + " | ".join(cells(row, arrivals)) + " |" for row in arrivals])
 
 
 def cells(row: Arrival, arrivals: Sequence[Arrival]) -> list[str]:
     best = min(
-        (
-            other.seconds
-            for other in arrivals
-            if (other.task, other.link) == (row.task, row.link) and ":" in other.way and other.seconds
-        ),
+        (other.seconds for other in arrivals if kind(other) == kind(row) and ":" in other.way and other.seconds),
         default=float("nan"),
     )
     spent = row.curve[-1][0] if row.curve else float("nan")
     seconds = f"{row.seconds:.1f}" if row.seconds else f"not in {spent:.0f}"
     ratio = f"{row.seconds / best:.1f}" if row.seconds else f"over {spent / best:.0f}"
     accuracy = f"{row.curve[-1][1]:.1%}" if row.curve else ""
-    return [row.task, row.link, row.way, seconds, str(row.steps), accuracy, ratio]
+    return [row.task, str(row.workers), row.link, row.way, seconds, str(row.steps), accuracy, ratio]
 
 
 def plot(arrivals: Sequence[Arrival], path: Path) -> None:
-    """Accuracy over seconds of training, a panel for each task and link."""
+    """Accuracy over seconds of training, a panel for each kind of training."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    panels = list(dict.fromkeys((row.task, row.link) for row in arrivals))
+    panels = list(dict.fromkeys(map(kind, arrivals)))
     colours = {way: f"C{i % 10}" for i, way in enumerate(dict.fromkeys(row.way for row in arrivals))}
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(5.5 * columns, 4.0 * lines), layout="constrained")
-    for number, (task, link) in enumerate(panels):
+    for number, panel in enumerate(panels):
+        task, workers, link, _, target = panel
         axes = figure.add_subplot(lines, columns, number + 1)
         for row in arrivals:
-            if (row.task, row.link) == (task, link) and row.curve:
+            if kind(row) == panel and row.curve:
                 seconds, accuracy = zip(*row.curve, strict=True)
                 style = "-" if ":" in row.way else "--"
                 points = [100 * a for a in accuracy]
                 axes.plot(seconds, points, style, color=colours[row.way], marker=".", label=row.way)
-        axes.axhline(100 * next(row.target for row in arrivals if row.task == task), color="grey", linewidth=0.8)
+        axes.axhline(100 * target, color="grey", linewidth=0.8)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("test accuracy, %")
-        axes.set_title(f"{task}, {link}")
+        axes.set_title(f"{task}, {workers} workers, {link}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,10 +26,24 @@ def table(title: str, rows: Sequence[Row]) -> Table:
     for heading in ("published", "ours", "gap"):
         shown.add_column(heading, justify="right")
     for row in rows:
-        gap = "" if row.gap is None else f"{100 * row.gap:+.2g}%"
         digits = 10 if row.gap is not None and abs(row.gap) < 1e-3 else 4  # more only where they are compared
-        shown.add_row(Text(row.what), Text(number(row.published, digits)), Text(number(row.ours, digits)), Text(gap))
+        theirs = f"{row.bound} {number(row.published, digits)}".strip()
+        shown.add_row(Text(row.what), Text(theirs), Text(number(row.ours, digits)), Text(verdict(row)))
     return shown
+
+
+def verdict(row: Row) -> str:
+    """How far ours is from the paper's number, or whether the paper's bound holds.
+
+    >>> verdict(Row("", 8.0, 9.35, 9.35 / 8 - 1, "")), verdict(Row("", 1.0, 0.9, None, "", "", "at least", False))
+    ('+17%', 'does not hold')
+    """
+    if row.holds is not None:
+        return "holds" if row.holds else "does not hold"
+    if row.gap is None:
+        return ""
+    percent = 100 * row.gap
+    return f"{percent:+,.0f}%" if abs(percent) >= 9.5 else f"{percent:+.2g}%"
 
 
 def number(value: float | None, digits: int = 4) -> str:

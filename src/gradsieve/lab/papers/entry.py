@@ -39,6 +39,11 @@ class Context:
     track: Track = unwatched
     started: float = field(default_factory=time.perf_counter)
 
+    @property
+    def store(self) -> Path:
+        """Where trainings are kept."""
+        return self.trainings or self.out / "trainings"
+
     def checkpoint(self, name: str, **about: object) -> Checkpoint:
         """The saved state of one part of the run; ``about`` is what must be the same for it to be continued."""
         return Checkpoint(self.out / f"state-{name}.npz", about, resume=self.resume)

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator
 
 from gradsieve.lab.records import write_file
 from gradsieve.lab.report.charts import COLOURS
@@ -79,10 +79,10 @@ def curve(axes: Axes, x_P: Any, y_PS: Any, label: str, colour: str, *, dash: str
 
 
 def logarithmic(axes: Axes) -> None:
-    """A log y axis with decades that can be read."""
+    """A log y axis with decades that can be read, and what lies between where there are less than two."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
 
 
 def finish(figure: Figure, axes: Sequence[Axes]) -> Figure:
@@ -90,7 +90,7 @@ def finish(figure: Figure, axes: Sequence[Axes]) -> Figure:
     named: dict[str, Any] = {}
     for part in axes:
         if part.get_xscale() == "linear":
-            part.xaxis.set_major_locator(MaxNLocator(nbins=6))
+            part.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
         for handle, label in zip(*part.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     columns = min(len(named), int(figure.get_figwidth() // 2.6))

@@ -47,9 +47,8 @@ def _check_device(entry: Entry, context: Context) -> None:
     if entry.stages is None:
         raise LabError(f"device {context.device}: PyTorch finds no GPU here")
     if lacking := missing(context, entry.stages(context)):
-        store = context.trainings or context.out / "trainings"
         raise LabError(
-            f"device {context.device}: PyTorch finds no GPU here, and {store} lacks {len(lacking)} "
+            f"device {context.device}: PyTorch finds no GPU here, and {context.store} lacks {len(lacking)} "
             f"of the next trainings, the first of them {lacking[0].title}"
         )
 
@@ -71,8 +70,15 @@ def run(entry: Entry, context: Context) -> Outcome:
     """Runs one entry and writes its files into ``context.out``."""
     with _writing(context.out):
         context.out.mkdir(parents=True, exist_ok=True)
-        write_file(context.out / "summary.json", b'{"finished": false}\n')  # said before hours are spent
-        outcome = entry.run(context)
+        summary = context.out / "summary.json"
+        before = summary.read_bytes() if summary.exists() else None
+        write_file(summary, b'{"finished": false}\n')  # said before hours are spent
+        try:
+            outcome = entry.run(context)
+        except LabError:
+            if before is not None:  # refused: the results are still those of before
+                write_file(summary, before)
+            raise
         _write(entry, context, outcome)
     return outcome
 

@@ -15,18 +15,31 @@ PAPERS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Published:
-    """A number that a paper prints: for which entry, its short name, and where it stands."""
+    """A number that a paper prints: for which entry, its short name, and where it stands.
+
+    ``bound`` is ``"at least"`` or ``"at most"`` where the paper gives no more than that.
+    """
 
     entry: str
     name: str
     value: float
+    bound: str
     what: str
     source: str
+
+    def holds(self, ours: float) -> bool | None:
+        """Whether ours is on the paper's side of a bound; None of a number that is to be met.
+
+        >>> Published("fig", "name", 5e-12, "at most", "f - f*", "p. 28").holds(1.9e-12)
+        True
+        """
+        return {"at least": ours >= self.value, "at most": ours <= self.value}.get(self.bound)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. ``gap`` is ours / published - 1; None where the paper prints no number."""
+    """One comparison. ``gap`` is ours / published - 1; None where the paper prints no number, or a bound: ``holds``
+    says then whether it does."""
 
     what: str
     published: float | None
@@ -34,6 +47,8 @@ class Row:
     gap: float | None
     why: str
     source: str = ""
+    bound: str = ""
+    holds: bool | None = None
 
 
 @cache
@@ -54,7 +69,8 @@ class Comparison:
     def against(self, name: str, ours: float, why: str = "") -> None:
         """Our value of a published number."""
         row = self._known[name]
-        self.rows.append(Row(row.what, row.value, ours, ours / row.value - 1, why, row.source))
+        gap = None if row.bound else ours / row.value - 1
+        self.rows.append(Row(row.what, row.value, ours, gap, why, row.source, row.bound, row.holds(ours)))
 
     def alone(self, what: str, ours: float, why: str = "") -> None:
         """A number that the paper claims in words, or that explains another."""
@@ -75,7 +91,3 @@ def _plain(row: Row) -> dict[str, object]:
         name: None if isinstance(part, float) and not math.isfinite(part) else part
         for name, part in asdict(row).items()
     }
-
-
-def read_summary(path: Path) -> list[Row]:
-    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

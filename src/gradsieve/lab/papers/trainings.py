@@ -46,7 +46,7 @@ def trained(context: Context, arms: Sequence[Arm]) -> dict[Arm, Run]:
 def folder(context: Context, arm: Arm) -> Path:
     """Where the rows of a training are kept."""
     scale = {"scale": "quick"} if context.quick else {}
-    return (context.trainings or context.out / "trainings") / arm.folder(device=context.device, **scale)
+    return context.store / arm.folder(device=context.device, **scale)
 
 
 def missing(context: Context, stages: Iterable[Sequence[Arm]]) -> list[Arm]:

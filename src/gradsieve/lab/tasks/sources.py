@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,5 +31,5 @@ def content(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
         return _UNPACK[path.suffix](raw) if path.suffix in _UNPACK else raw
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
         raise LabError(f"cannot read {path}: {error}") from error

@@ -49,13 +49,13 @@ def run(context: Context) -> Outcome:
     for kind in KINDS:
         rows.against(f"{kind.key}-layer-held", held(accuracy, kind.key, "layer"), f"{epochs} epochs a worker")
     for cell in accuracy:
-        rows.against(number(cell), accuracy[cell], f"{epochs * cell[2]} epochs instead of {table1.EPOCHS}")
+        rows.against(number(cell), accuracy[cell], table1.reasons(epochs * cell[2], table1.task(context)))
     about = found[BLOCK_GATHER.key, "layer", 1][0].about
     note = (
         f"{about.description}\nk = 1%, layer scope; {epochs} epochs with 1 worker, {epochs * WORKERS[-1]} with "
         f"{WORKERS[-1]}; seeds: {context.seeds}\ndotted: the paper's, {table1.EPOCHS} epochs each"
     )
-    return Outcome(draw(accuracy, note), rows.rows, table1.results(found), table1.task(context))
+    return Outcome(draw(accuracy, note), rows.rows, table1.results(found), about.description)
 
 
 def draw(accuracy: Mapping[Cell, float], note: str) -> Figure:

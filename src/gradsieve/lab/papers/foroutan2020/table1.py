@@ -75,7 +75,7 @@ def run(context: Context) -> Outcome:
     rows = compare(accuracy, arms[0].epochs, task(context))
     scale = f"epochs: {arms[0].epochs}, seeds: {context.seeds}"
     note = f"{found[CELLS[0]][0].about.description}\nk = 1%; {scale}; dotted: the paper's"
-    return Outcome(draw(accuracy, note), rows.rows, results(found), task(context))
+    return Outcome(draw(accuracy, note), rows.rows, results(found), found[CELLS[0]][0].about.description)
 
 
 def mean(of_seeds: Sequence[Run]) -> float:
@@ -85,14 +85,19 @@ def mean(of_seeds: Sequence[Run]) -> float:
 def compare(accuracy: Mapping[Cell, float], epochs: int, name: str) -> Comparison:
     """All cells, in percent, and what the text says of them."""
     rows = Comparison(KEY)
-    shorter = "" if epochs == EPOCHS else f"{epochs} epochs instead of {EPOCHS}"
-    why = "; ".join(filter(None, (shorter, "" if name == "cifar-resnet18" else f"{name} instead of ResNet-18")))
+    why = reasons(epochs, name)
     for claim, ours in claims.all_of(accuracy).items():
         rows.against(claim, ours, why)
     for cell in CELLS:
         if cell[:2] != (SGD.key, "global"):
             rows.against(number(cell), accuracy[cell], why)
     return rows
+
+
+def reasons(epochs: int, name: str) -> str:
+    """Why an accuracy may not be the paper's."""
+    shorter = "" if epochs == EPOCHS else f"{epochs} epochs instead of {EPOCHS}"
+    return "; ".join(filter(None, (shorter, "" if name == "cifar-resnet18" else f"{name} instead of ResNet-18")))
 
 
 def published() -> dict[Cell, float]:

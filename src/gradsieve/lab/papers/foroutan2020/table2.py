@@ -39,7 +39,7 @@ def compare(found: Mapping[str, Breakdown], workers: int, batch: int) -> Compari
     step = {kind.key: common + found[kind.key].added for kind in ALL}
     most = 100 * found[SGD.key].added / step[SGD.key]
     for kind in SPARSE:
-        why = f"of a step of standard SGD {most:.1f}% is exchange: no configuration can save more here"
+        why = f"of a step of standard SGD {most:.1f}% is what the exchange adds: no configuration can save more here"
         rows.against(kind.key, step[kind.key] / step[SGD.key], why)
     rows.against(
         "constant", max(computing.values()) / min(computing.values()), "the noise of processes that share cores"

@@ -7,6 +7,7 @@ from gradsieve.lab.papers.sahu2021 import cifar, figure3, figure7, figure12, fig
 from gradsieve.lab.papers.sahu2021.figures1and4 import EPOCHS, View
 from gradsieve.lab.papers.sahu2021.figures2and11 import View as Volume
 from gradsieve.lab.papers.sahu2021.figures8and9 import Setting
+from gradsieve.lab.papers.sahu2021.methods import Stages
 from gradsieve.lab.tasks import logistic
 
 _GISETTE = "gisette_scale (LIBSVM); a generated set where it is missing"
@@ -18,9 +19,7 @@ def _check(context: Context) -> None:
     logistic.madelon_path(context.data_dir)
 
 
-def _trained(
-    name: str, title: str, run: Callable[[Context], Outcome], stages: Callable[[Context], cifar.Stages]
-) -> Entry:
+def _trained(name: str, title: str, run: Callable[[Context], Outcome], stages: Callable[[Context], Stages]) -> Entry:
     """An entry that is made of trainings on CIFAR-10."""
     return Entry(
         f"sahu2021/{name}",

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context, Entry, Outcome
-from gradsieve.lab.papers.sahu2021.cifar import LEAST, Method, Stages, shortened
+from gradsieve.lab.papers.sahu2021.methods import Method, Stages, exchange_of, shortened, topk_at
 from gradsieve.lab.papers.trainings import load, trained
 from gradsieve.lab.records import EpochRow
 
@@ -106,8 +106,8 @@ class Benchmark:
         return context.epochs or (QUICK_EPOCHS if context.quick else self.epochs)
 
     def arms(self, context: Context, rule: str) -> list[Arm]:
-        """One training a seed; sparse ones are gathered at every step, and a threshold's sizes are exact."""
-        exchange, strict = "auto" if rule == "dense" else "allgather", rule.startswith("threshold")
+        """One training a seed."""
+        exchange, strict = exchange_of(rule)
         task, epochs = self.name(context), self.epochs_of(context)
         return [Arm(task, rule, epochs, seed=seed, exchange=exchange, strict=strict) for seed in range(context.seeds)]
 
@@ -122,8 +122,7 @@ class Benchmark:
 
     def equal_topk(self, context: Context, rule: str) -> str:
         """Top-k at the average density that a rule came to over its own trainings, to three digits."""
-        density = self.made(context, rule).density / 100
-        return f"topk:{min(max(density, LEAST), 1.0):.3g}"
+        return topk_at(self.made(context, rule).density)
 
     def ahead(self, one: float, other: float) -> float:
         """By how much one is better than the other."""

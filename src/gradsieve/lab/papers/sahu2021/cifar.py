@@ -1,28 +1,16 @@
-"""What the CIFAR-10 figures share: the paper's trainings (its Tables 2 and 5), and one method's over all seeds."""
+"""What the CIFAR-10 figures share: the paper's trainings (its Tables 2 and 5)."""
 
-import math
-import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Sequence
 
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context
-from gradsieve.lab.papers.summary import Comparison
-from gradsieve.lab.papers.trainings import deferred, load, stand_in, trained
-from gradsieve.lab.records import Run
-from gradsieve.lab.tasks import Recipe
+from gradsieve.lab.papers.sahu2021.methods import Method, exchange_of, shortened, topk_at
+from gradsieve.lab.papers.trainings import load, stand_in, trained
 
 RESNET = "cifar-resnet18"
 EPOCHS = 300
 QUICK_EPOCHS, QUICK_BATCH = 2, 8
 SEEDS = 3
-LEAST = 1e-7
-"""A density that top-k can be asked for, where a threshold sent nothing at all."""
-
-Result = dict[str, float | int | str]
-Stages = Iterator[Sequence[Arm]]
 
 
 def check(context: Context) -> None:
@@ -41,11 +29,9 @@ def arms(
     scope: str = "layer",
     feedback: str = "gradient",
 ) -> list[Arm]:
-    """One training a seed. Sparse ones are gathered at every step, as in the paper.
-
-    A threshold's sizes are exact: planned ones would make the bursts wait that are its whole point.
-    """
+    """One training a seed."""
     name = stand_in(context, task)
+    exchange, strict = exchange_of(rule)
     return [
         Arm(
             name,
@@ -54,70 +40,12 @@ def arms(
             seed=seed,
             scope=scope,
             feedback=feedback,
-            exchange="auto" if rule == "dense" else "allgather",
-            strict=rule.startswith("threshold"),
+            exchange=exchange,
+            strict=strict,
             batch_size=QUICK_BATCH if name == "cifar" else None,
         )
         for seed in range(context.seeds)
     ]
-
-
-@dataclass(frozen=True)
-class Method:
-    """What one method's trainings came to. Accuracies and densities are in percent, as the paper prints them."""
-
-    runs: tuple[Run, ...]
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [100 * epoch.accuracy for run in self.runs if (epoch := run.last)]
-
-    @property
-    def accuracy(self) -> float:
-        return statistics.fmean(self.accuracies)
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation over seeds; 0 of a single one."""
-        return statistics.stdev(self.accuracies) if len(self.runs) > 1 else 0.0
-
-    @property
-    def density(self) -> float:
-        """The average over all steps and seeds of what was sent."""
-        return statistics.fmean(100 * epoch.density for run in self.runs if (epoch := run.last))
-
-    @property
-    def bytes(self) -> float:
-        return statistics.fmean(epoch.bytes for run in self.runs if (epoch := run.last))
-
-    @property
-    def error(self) -> float:
-        """The total error: the sum over steps of the memory's squared norm."""
-        return statistics.fmean(epoch.error for run in self.runs if (epoch := run.last))
-
-    @property
-    def deferred(self) -> float:
-        return statistics.fmean(map(deferred, self.runs))
-
-    @property
-    def label(self) -> str:
-        """How many there are.
-
-        >>> Method(()).label
-        'no seeds'
-        """
-        count = len(self.runs)
-        return "one seed" if count == 1 else f"{count or 'no'} seeds"
-
-    def by_step(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """A figure of the step rows: iterations ``[P]`` and values ``[P, S]``, a column a seed."""
-        values_PS = np.array([[getattr(step, name) for step in run.steps] for run in self.runs]).T
-        return np.array([step.step for step in self.runs[0].steps]), values_PS
-
-    def by_epoch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Iterations ``[P]`` and test accuracies ``[P, S]``, after each epoch."""
-        values_PS = np.array([[100 * epoch.accuracy for epoch in run.epochs] for run in self.runs]).T
-        return np.array([epoch.step for epoch in self.runs[0].epochs]), values_PS
 
 
 def made(context: Context, group: Sequence[Arm]) -> Method:
@@ -125,53 +53,28 @@ def made(context: Context, group: Sequence[Arm]) -> Method:
     return Method(tuple(trained(context, group).values()))
 
 
-def make(context: Context, stages: Iterable[Sequence[Arm]]) -> None:
-    """Has all trainings of a figure in the store."""
-    for stage in stages:
-        trained(context, stage)
-
-
 def equal_topk(context: Context, rule: str, scope: str = "layer") -> list[Arm]:
     """Top-k at the average density that a rule came to over its own trainings, to three digits.
 
     What a threshold sends hangs on the length of the schedule, so that the printed k would not compare like with like.
     """
-    density = made(context, arms(context, rule)).density / 100
-    return arms(context, f"topk:{min(max(density, LEAST), 1.0):.3g}", scope=scope)
+    return arms(context, topk_at(made(context, arms(context, rule)).density), scope=scope)
 
 
-def ratio(one: float, other: float) -> float:
-    """How many times the other it is; a diverged or idle training must not end the whole figure."""
-    return one / other if other else math.inf
-
-
-def waited(rows: Comparison, methods: Iterable[Method]) -> None:
-    rows.alone(
-        "largest share of a method's chosen elements that found no slot and went a step later",
-        max(method.deferred for method in methods),
-        "none of a threshold's, whose sizes are exact here",
-    )
-
-
-def length(context: Context) -> str:
-    """Why an accuracy may not be the paper's: what was run instead of its 300 epochs."""
-    epochs, recipe = epochs_of(context), load(context, stand_in(context, "cifar-resnet18")).recipe
-    return "" if epochs == EPOCHS else shortened(epochs, EPOCHS, recipe)
-
-
-def shortened(epochs: int, paper: int, recipe: Recipe) -> str:
-    """How a training differs from the paper's longer one.
-
-    >>> shortened(30, 300, Recipe(lr=1.6, batch_size=256, warmup_epochs=5, decay_at=(0.5, 0.8)))
-    '30 of 300 epochs, the rate falls in proportion and grows for 5 epochs as there'
-    """
-    warmup = recipe.fitted(epochs).warmup * epochs
-    grows = f" and grows for {warmup:.2g} epochs{' as there' if warmup == recipe.warmup_epochs else ''}"
-    return f"{epochs} of {paper} epochs, the rate falls in proportion{grows if recipe.warmup_epochs else ''}"
+def reasons(context: Context) -> str:
+    """Why an accuracy may not be the paper's: what was trained instead of its 300 epochs on the original images."""
+    name, epochs = stand_in(context, RESNET), epochs_of(context)
+    task = load(context, name)
+    found = [
+        "" if name == RESNET else f"{name} instead of the paper's network",
+        "JPEG copies of the images" if "JPEG copies" in task.description else "",
+        "" if epochs == EPOCHS else shortened(epochs, EPOCHS, task.recipe),
+    ]
+    return "; ".join(filter(None, found))
 
 
 def notes(context: Context) -> list[str]:
-    return [text] if (text := length(context)) else []
+    return [text] if (text := reasons(context)) else []
 
 
 def note(context: Context, method: Method) -> str:
@@ -181,49 +84,3 @@ def note(context: Context, method: Method) -> str:
         f"{about.description}\n{about.workers} workers x {about.batch_size}, {about.epochs} epochs "
         f"(paper: {EPOCHS}), {method.label}{', a quick run' if context.quick else ''}"
     )
-
-
-def data(method: Method) -> str:
-    return method.runs[0].about.description
-
-
-def epoch_results(methods: Mapping[str, Method]) -> list[Result]:
-    """A row for each epoch of each training; figures are of the training so far."""
-    return [
-        {
-            "method": name,
-            "rule": run.about.rule,
-            "seed": run.about.seed,
-            "epoch": epoch.epoch,
-            "accuracy": epoch.accuracy,
-            "density": epoch.density,
-            "bytes": epoch.bytes,
-            "total_error": epoch.error,
-            "deferred": epoch.deferred,
-        }
-        for name, method in methods.items()
-        for run in method.runs
-        for epoch in run.epochs
-    ]
-
-
-def step_results(methods: Mapping[str, Method]) -> list[Result]:
-    """A row for each recorded step of each training, with the test accuracy where an epoch ends."""
-    results: list[Result] = []
-    for name, method in methods.items():
-        for run in method.runs:
-            accuracy = {epoch.step: epoch.accuracy for epoch in run.epochs}
-            results += [
-                {
-                    "method": name,
-                    "rule": run.about.rule,
-                    "seed": run.about.seed,
-                    "step": step.step,
-                    "loss": step.loss,
-                    "density": step.density,
-                    "error": step.error,
-                    "accuracy": accuracy.get(step.step, ""),
-                }
-                for step in run.steps
-            ]
-    return results

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from gradsieve.lab.papers.entry import Context, Outcome
-from gradsieve.lab.papers.sahu2021 import cifar, curves
+from gradsieve.lab.papers.sahu2021 import curves
 from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, Judged
+from gradsieve.lab.papers.sahu2021.methods import Result, Stages, data_of, make_all, ratio, step_results, waited
 from gradsieve.lab.papers.summary import Comparison
 
 
@@ -17,13 +18,13 @@ class Course:
     printed: float
     by_epoch: bool = False
 
-    def stages(self, context: Context) -> cifar.Stages:
+    def stages(self, context: Context) -> Stages:
         run, rule = self.benchmark, self.benchmark.threshold(context, self.printed)
         yield run.arms(context, rule)
         yield run.arms(context, run.equal_topk(context, rule))
 
     def __call__(self, context: Context) -> Outcome:
-        cifar.make(context, self.stages(context))
+        make_all(context, self.stages(context))
         run, rule = self.benchmark, self.benchmark.threshold(context, self.printed)
         hard, top = run.made(context, rule), run.made(context, run.equal_topk(context, rule))
         rows = Comparison(self.key)
@@ -38,20 +39,20 @@ class Course:
         )
         rows.alone(
             "total error: top-k over hard threshold",
-            cifar.ratio(top.error, hard.error),
+            ratio(top.error, hard.error),
             "the paper: smaller for the threshold",
         )
         peaks = [float(method.by_step("error")[1].max()) for method in (top, hard)]
-        rows.alone("largest error of a recorded step: top-k over hard threshold", cifar.ratio(*peaks))
-        cifar.waited(rows, [hard, top])
+        rows.alone("largest error of a recorded step: top-k over hard threshold", ratio(*peaks))
+        waited(rows, [hard, top])
         methods = {"hard threshold": hard, "top-k": top}
         figure = curves.draw(methods, run.note(context, hard), figures=["error", "density"], by_epoch=self.by_epoch)
         figure.axes[0].set_ylabel(run.measure)
-        results = _with(cifar.step_results(methods), methods, run.measure)
-        return Outcome(figure, rows.rows, results, cifar.data(hard), run.notes(hard))
+        results = _with(step_results(methods), methods, run.measure)
+        return Outcome(figure, rows.rows, results, data_of(hard), run.notes(hard))
 
 
-def _with(rows: list[cifar.Result], methods: dict[str, Judged], measure: str) -> list[cifar.Result]:
+def _with(rows: list[Result], methods: dict[str, Judged], measure: str) -> list[Result]:
     """The rows of the steps, with what a training is judged by where an epoch ends."""
     judged = {
         (name, run.about.seed, epoch.step): value

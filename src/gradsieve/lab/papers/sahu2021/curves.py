@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradsieve.lab.papers import plots
-from gradsieve.lab.papers.sahu2021.cifar import Method
+from gradsieve.lab.papers.sahu2021.methods import Method
 
 _LABELS = {"error": "mean over workers of |e|²", "density": "density k_t / d"}
 

@@ -6,6 +6,7 @@ from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.sahu2021 import cifar, curves
 from gradsieve.lab.papers.sahu2021.cifar import arms, made
+from gradsieve.lab.papers.sahu2021.methods import Stages, data_of, make_all, step_results
 from gradsieve.lab.papers.summary import Comparison
 
 TOPK = "topk:0.05"
@@ -16,18 +17,19 @@ TRIED = (1e-4, 5.5e-4)
 """Of full length: short trainings are mostly warm-up, whose gradients are larger."""
 
 
-def stages(context: Context) -> cifar.Stages:
+def stages(context: Context) -> Stages:
     yield [*arms(context, "dense"), *arms(context, TOPK, feedback="none"), *_trials(context)]
     yield _threshold(context)
 
 
 def run(context: Context) -> Outcome:
-    cifar.make(context, stages(context))
+    make_all(context, stages(context))
     dense = made(context, arms(context, "dense"))
     top = made(context, arms(context, TOPK, feedback="none"))
     hard = made(context, _threshold(context))
-    why = cifar.length(context)
+    why = cifar.reasons(context)
     rows = Comparison("sahu2021/fig12")
+    rows.against("parameters", dense.runs[0].about.parameters)
     rows.against("baseline", dense.accuracy, why)
     rows.against("topk", top.density)
     rows.against(
@@ -48,8 +50,8 @@ def run(context: Context) -> Outcome:
         )
     methods = {"hard threshold, no feedback": hard, "top-k, no feedback": top}
     figure = curves.draw(methods, cifar.note(context, dense), figures=["density"], baseline=dense)
-    results = cifar.step_results({"no compression": dense, **methods})
-    return Outcome(figure, rows.rows, results, cifar.data(dense), cifar.notes(context))
+    results = step_results({"no compression": dense, **methods})
+    return Outcome(figure, rows.rows, results, data_of(dense), cifar.notes(context))
 
 
 def _trials(context: Context) -> list[Arm]:

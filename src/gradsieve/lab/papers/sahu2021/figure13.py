@@ -4,6 +4,7 @@ from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.sahu2021 import cifar, curves
 from gradsieve.lab.papers.sahu2021.cifar import arms, made
+from gradsieve.lab.papers.sahu2021.methods import Stages, data_of, make_all, step_results
 from gradsieve.lab.papers.summary import Comparison
 
 TOPK = "topk:0.001"
@@ -12,16 +13,17 @@ TOPK = "topk:0.001"
 FEEDBACKS = {"gradient": "gradient", "update": "momentum-unmasked"}
 
 
-def stages(context: Context) -> cifar.Stages:
+def stages(context: Context) -> Stages:
     yield [arm for name in FEEDBACKS for arm in _arms(context, name)]
 
 
 def run(context: Context) -> Outcome:
-    cifar.make(context, stages(context))
+    make_all(context, stages(context))
     methods = {f"{name} compression": made(context, _arms(context, name)) for name in FEEDBACKS}
     gradient, update = methods.values()
     rows = Comparison("sahu2021/fig13")
-    why = "; ".join(filter(None, ["k = 0.1% here, the paper does not print its own", cifar.length(context)]))
+    why = "; ".join(filter(None, ["k = 0.1% here, the paper does not print its own", cifar.reasons(context)]))
+    rows.against("parameters", gradient.runs[0].about.parameters)
     for name, method in zip(FEEDBACKS, methods.values(), strict=True):
         rows.against(name, method.accuracy, why)
         rows.against(f"{name}_deviation", method.deviation, method.label)
@@ -31,7 +33,7 @@ def run(context: Context) -> Outcome:
         "the paper: gradient compression is better, by 92.96 - 90.78 = 2.18",
     )
     figure = curves.draw(methods, cifar.note(context, gradient))
-    return Outcome(figure, rows.rows, cifar.step_results(methods), cifar.data(gradient), cifar.notes(context))
+    return Outcome(figure, rows.rows, step_results(methods), data_of(gradient), cifar.notes(context))
 
 
 def _arms(context: Context, name: str) -> list[Arm]:

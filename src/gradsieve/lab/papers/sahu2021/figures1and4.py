@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from matplotlib.figure import Figure
 
 import gradsieve as gs
@@ -55,7 +56,11 @@ class View:
         )
         self._compare(rows, curves)
         one = curves.seconds / (len(rules) * context.seeds)
-        rows.against("seconds", one, f"{len(rules)} rules and {context.seeds} seeds side by side on one core")
+        rows.against(
+            "seconds",
+            one,
+            f"{len(rules)} rules and {context.seeds} seeds side by side, {torch.get_num_threads()} threads",
+        )
         size = " x ".join(f"{part:,}" for part in problem.features_Nd.shape)
         note = f"{problem.name}, {size}; {WORKERS} workers, batch 1; mean and range of {context.seeds} seeds"
         notes = ["generated data: gisette's LIBSVM file was not there"] if problem.generated else []

@@ -10,7 +10,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from gradsieve.lab.papers import plots
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.sahu2021 import cifar
-from gradsieve.lab.papers.sahu2021.cifar import Method, arms, equal_topk, made
+from gradsieve.lab.papers.sahu2021.cifar import arms, equal_topk, made
+from gradsieve.lab.papers.sahu2021.methods import Method, Stages, data_of, epoch_results, make_all, ratio, waited
 from gradsieve.lab.papers.summary import Comparison
 
 THRESHOLDS = (0.012, 0.0072, 0.005)  # of Table 2, for 0.03%, 0.06%, 0.12%
@@ -25,21 +26,22 @@ class View:
     scope: str
     name: str
 
-    def stages(self, context: Context) -> cifar.Stages:
+    def stages(self, context: Context) -> Stages:
         thresholds = [arm for value in THRESHOLDS for arm in arms(context, f"threshold:{value}")]
         much = arms(context, MUCH) if self.scope == "layer" else []
         yield [*arms(context, "dense"), *thresholds, *much]
         yield [arm for value in THRESHOLDS for arm in equal_topk(context, f"threshold:{value}", self.scope)]
 
     def __call__(self, context: Context) -> Outcome:
-        cifar.make(context, self.stages(context))
+        make_all(context, self.stages(context))
         dense = made(context, arms(context, "dense"))
         hard = {value: made(context, arms(context, f"threshold:{value}")) for value in THRESHOLDS}
         top = {value: made(context, equal_topk(context, f"threshold:{value}", self.scope)) for value in THRESHOLDS}
         rows = Comparison(self.key)
-        rows.against("baseline", dense.accuracy, cifar.length(context))
+        rows.against("parameters", dense.runs[0].about.parameters)
+        rows.against("baseline", dense.accuracy, cifar.reasons(context))
         for value in THRESHOLDS:
-            rows.against(f"density_{value}", hard[value].density, cifar.length(context))
+            rows.against(f"density_{value}", hard[value].density, cifar.reasons(context))
         for value in THRESHOLDS:
             self._compare(rows, hard[value], top[value], first=value == THRESHOLDS[0])
         named = {"no compression": dense}
@@ -60,24 +62,24 @@ class View:
                 densest.accuracy - much.accuracy,
                 "the paper: better at 0.12% than top-k with 6 times the data",
             )
-        cifar.waited(rows, named.values())
+        waited(rows, named.values())
         figure = draw(dense, {"hard threshold": [*hard.values()], self.name: shown}, cifar.note(context, dense))
-        return Outcome(figure, rows.rows, cifar.epoch_results(named), cifar.data(dense), cifar.notes(context))
+        return Outcome(figure, rows.rows, epoch_results(named), data_of(dense), cifar.notes(context))
 
     def _compare(self, rows: Comparison, hard: Method, top: Method, *, first: bool) -> None:
         spread = f"standard deviations {hard.deviation:.2f} and {top.deviation:.2f}, {hard.label}"
         sent = f"top-k sent {top.density:.3g}%"
         if first and self.scope == "global":
             rows.against("ahead", hard.accuracy - top.accuracy, f"at {hard.density:.3g}%; {sent}; {spread}")
-            return
-        rows.alone(
-            f"hard threshold less {self.name} at {hard.density:.3g}%: points of accuracy",
-            hard.accuracy - top.accuracy,
-            f"the paper: above top-k at every density; {sent}; {spread}",
-        )
+        else:
+            rows.alone(
+                f"hard threshold less {self.name} at {hard.density:.3g}%: points of accuracy",
+                hard.accuracy - top.accuracy,
+                f"the paper: above top-k at every density; {sent}; {spread}",
+            )
         rows.alone(
             f"total error at {hard.density:.3g}%: {self.name} over hard threshold",
-            cifar.ratio(top.error, hard.error),
+            ratio(top.error, hard.error),
         )
 
 

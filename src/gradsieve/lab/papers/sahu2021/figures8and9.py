@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -17,6 +18,8 @@ from gradsieve.types import Rule
 
 PRECISION = 5e-12
 REACHED = 2e-11
+ROUNDING = 1e-14
+"""Of f in float64: less is not drawn."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Setting:
         self._compare(rows, curves, problem, threshold)
         split = "split" if context.seeds == 1 else "splits"
         note = f"madelon, 2,000 x 500; {self.workers} workers, full gradients; {context.seeds} random {split} of it"
+        note += f"; f - f* below {ROUNDING:g} is not drawn"
         return Outcome(draw(curves, names, note), rows.rows, curves.results(names), problem.name)
 
     def _compare(self, rows: Comparison, curves: Curves, problem: Logistic, threshold: float) -> None:
@@ -62,13 +66,16 @@ class Setting:
         shown = int((iteration_P <= self.shown).nonzero()[-1, 0])
         last_less = (top_P <= published * hard_P).nonzero()[-1, 0]
         settled = iteration_P[(hard_P >= 0.99 * hard_P[-1]).nonzero()[0, 0]].item()
-        late = last_less < len(top_P) - 1 and f"; it passes {published:g} at {iteration_P[last_less + 1].item():,}"
+        late = ""
+        if last_less < len(top_P) - 1:
+            late = f"; it passes {published:g} at {iteration_P[last_less + 1].item():,}"
+        plotted = ", as in the authors' plot" if int(iteration_P[shown]) == self.shown else ""
         rows.against(
             "less",
             (top_P[shown] / hard_P[shown]).item(),
-            f"at {int(iteration_P[shown]):,} iterations, as in the authors' plot; the threshold has sent 99% of its "
+            f"at {int(iteration_P[shown]):,} iterations{plotted}; the threshold has sent 99% of its "
             f"elements by {settled:,} and top-{self.k} goes on at {self.k} a step, so the factor grows with the length "
-            f"of the run{late or ''}",
+            f"of the run{late}",
         )
         whole_S = curves.elements_PRS[-1, 1] / curves.elements_PRS[-1, 2]
         rows.alone(f"that factor over all {steps:,} iterations", (top_P[-1] / hard_P[-1]).item())
@@ -111,7 +118,8 @@ def draw(curves: Curves, names: list[str], note: str) -> Figure:
         figure, axes = plots.panels(3, note)
         for rule, (name, colour) in enumerate(zip(names, colours, strict=True)):
             dash = "--" if rule == 0 else "-"
-            above_PS: Tensor = curves.above_PRS[:, rule].clamp(min=1e-14)
+            above_PS: Tensor = curves.above_PRS[:, rule]
+            above_PS = above_PS.where(above_PS > ROUNDING, torch.nan)
             if rule:
                 plots.curve(axes[0], curves.bits_PRS[:, rule].mean(-1), above_PS, name, colour)
                 plots.curve(axes[2], curves.iteration_P[1:], curves.error_PRS[1:, rule], name, colour)

@@ -9,8 +9,9 @@ from gradsieve.lab.papers import plots
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.sahu2021 import cifar
-from gradsieve.lab.papers.sahu2021.cifar import Method, arms, made
+from gradsieve.lab.papers.sahu2021.cifar import arms, made
 from gradsieve.lab.papers.sahu2021.figures2and11 import densities
+from gradsieve.lab.papers.sahu2021.methods import Method, Stages, data_of, epoch_results, make_all, ratio, waited
 from gradsieve.lab.papers.summary import Comparison
 from gradsieve.lab.papers.trainings import load, stand_in
 from gradsieve.theory import threshold_from_k
@@ -30,17 +31,18 @@ COLOURS = {
 KEY = "sahu2021/table6"
 
 
-def stages(context: Context) -> cifar.Stages:
+def stages(context: Context) -> Stages:
     yield [arm for network in NETWORKS for method in METHODS for arm in _arms(context, network, method)]
 
 
 def run(context: Context) -> Outcome:
-    cifar.make(context, stages(context))
+    make_all(context, stages(context))
     found = {
         network: {method: made(context, _arms(context, network, method)) for method in METHODS} for network in NETWORKS
     }
     rows = Comparison(KEY)
-    why = cifar.length(context)
+    why = cifar.reasons(context)
+    rows.against("parameters", found["resnet18"]["high"].runs[0].about.parameters)
     for network, methods in found.items():
         rows.against(f"{network}_lambda", _threshold(context, network))
         for name, method in methods.items():
@@ -49,19 +51,17 @@ def run(context: Context) -> Outcome:
             rows.against(f"{network}_{name}_density", method.density, why)
     for network, methods in found.items():
         _compare(rows, NETWORKS[network], methods["threshold"], methods["accordion"])
-    less = [cifar.ratio(methods["accordion"].density, methods["threshold"].density) for methods in found.values()]
+    less = [ratio(methods["accordion"].density, methods["threshold"].density) for methods in found.values()]
     rows.against("less", statistics.fmean(less), why)
     everything = {
         f"{NETWORKS[network]}, {METHODS[name]}": method
         for network, methods in found.items()
         for name, method in methods.items()
     }
-    cifar.waited(rows, everything.values())
+    waited(rows, everything.values())
     first = found["resnet18"]["high"]
-    note, data = (
-        text.replace("ResNet-18", "three networks") for text in (cifar.note(context, first), cifar.data(first))
-    )
-    return Outcome(draw(found, rows, note), rows.rows, cifar.epoch_results(everything), data, cifar.notes(context))
+    note, data = (text.replace("ResNet-18", "three networks") for text in (cifar.note(context, first), data_of(first)))
+    return Outcome(draw(found, rows, note), rows.rows, epoch_results(everything), data, cifar.notes(context))
 
 
 def _compare(rows: Comparison, network: str, hard: Method, accordion: Method) -> None:
@@ -72,7 +72,7 @@ def _compare(rows: Comparison, network: str, hard: Method, accordion: Method) ->
     )
     rows.alone(
         f"{network}: bytes sent, ACCORDION over hard threshold",
-        cifar.ratio(accordion.bytes, hard.bytes),
+        ratio(accordion.bytes, hard.bytes),
         "with headers and padding; the paper counts elements",
     )
 

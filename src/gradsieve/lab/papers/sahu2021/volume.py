@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from gradsieve.lab.papers.entry import Context, Outcome
-from gradsieve.lab.papers.sahu2021 import cifar
 from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, Judged
 from gradsieve.lab.papers.sahu2021.figures2and11 import draw
+from gradsieve.lab.papers.sahu2021.methods import Stages, data_of, epoch_results, make_all, ratio, waited
 from gradsieve.lab.papers.summary import Comparison
 
 
@@ -16,7 +16,7 @@ class Volume:
     key: str
     benchmark: Benchmark
 
-    def stages(self, context: Context) -> cifar.Stages:
+    def stages(self, context: Context) -> Stages:
         run, rules = self.benchmark, self._thresholds(context)
         yield [arm for rule in ("dense", *rules) for arm in run.arms(context, rule)]
         yield [arm for rule in rules for arm in run.arms(context, run.equal_topk(context, rule))]
@@ -25,7 +25,7 @@ class Volume:
         return [self.benchmark.threshold(context, printed) for printed in self.benchmark.thresholds]
 
     def __call__(self, context: Context) -> Outcome:
-        cifar.make(context, self.stages(context))
+        make_all(context, self.stages(context))
         run, rules = self.benchmark, self._thresholds(context)
         dense = run.made(context, "dense")
         hard = [run.made(context, rule) for rule in rules]
@@ -40,12 +40,12 @@ class Volume:
         methods: dict[str, Judged] = {"no compression": dense}
         methods |= {f"hard {rule}": method for rule, method in zip(rules, hard, strict=True)}
         methods |= {f"top-k at the density of {rule}": method for rule, method in zip(rules, top, strict=True)}
-        cifar.waited(rows, methods.values())
+        waited(rows, methods.values())
         figure = draw(dense, {"hard threshold": [*hard], "top-k": [*top]}, run.note(context, dense))
         figure.axes[0].set_ylabel(run.measure)
-        pairs = zip(cifar.epoch_results(methods), self._values(methods), strict=True)
+        pairs = zip(epoch_results(methods), self._values(methods), strict=True)
         results = [{**row, run.measure: value} for row, value in pairs]
-        return Outcome(figure, rows.rows, results, cifar.data(dense), run.notes(dense))
+        return Outcome(figure, rows.rows, results, data_of(dense), run.notes(dense))
 
     def _values(self, methods: dict[str, Judged]) -> list[float]:
         return [value for method in methods.values() for run in method.runs for value in method.judge(run.epochs)]
@@ -67,7 +67,7 @@ class Volume:
                 run.ahead(hard.best, top.best),
                 f"{hard.best:.4g} and {top.best:.4g}; without compression {dense.best:.4g}",
             )
-        rows.alone(f"total error {at}: top-k over hard threshold", cifar.ratio(top.error, hard.error))
+        rows.alone(f"total error {at}: top-k over hard threshold", ratio(top.error, hard.error))
         return lead
 
     def _claim(self, rows: Comparison, leads: list[float]) -> None:

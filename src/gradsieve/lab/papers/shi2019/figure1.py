@@ -80,7 +80,8 @@ def figure1(context: Context) -> Outcome:
     }
     named = " and ".join(tasks(context))
     note = f"{named}; {WORKERS} workers, k = {DENSITY} d over the whole gradient, {arms[0].epochs} epochs"
-    return Outcome(draw(lines, note), compare(lines).rows, _results(lines), named)
+    data = "; ".join(lines[task, METHODS[0].name][0].about.description for task in tasks(context))
+    return Outcome(draw(lines, note), compare(lines).rows, _results(lines), data)
 
 
 Lines = dict[tuple[str, str], list[Run]]
@@ -152,8 +153,9 @@ def draw(lines: Lines, note: str) -> Figure:
             dash = "--" if name == METHODS[0].name else "-"
             losses_PS = np.array([loss(run) for run in runs]).T
             accuracy_PS = np.array([[100 * epoch.accuracy for epoch in run.epochs] for run in runs]).T
+            plots.logarithmic(of_loss)
             plots.curve(of_loss, epochs, losses_PS, name, colours[name], dash=dash)
             plots.curve(of_accuracy, epochs, accuracy_PS, name, colours[name], dash=dash)
-            of_loss.set(title=task, xlabel="epoch", ylabel="training loss")
-            of_accuracy.set(title=task, xlabel="epoch", ylabel="test accuracy, %")
+            of_loss.set(title=f"{task}: loss", xlabel="epoch", ylabel="training loss")
+            of_accuracy.set(title=f"{task}: accuracy", xlabel="epoch", ylabel="test accuracy, %")
         return plots.finish(figure, axes)

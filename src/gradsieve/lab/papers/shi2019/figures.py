@@ -11,6 +11,7 @@ from gradsieve.lab.papers.shi2019.gradients import (
     available,
     below_line,
     compensated,
+    described,
     iterations,
     left_out,
     shape,
@@ -49,7 +50,7 @@ def figure2(context: Context) -> Outcome:
             plots.logarithmic(part)
             part.set_ylim(1e-4, None)
             _describe(rows, name, u_Un)
-        return Outcome(plots.finish(figure, axes), rows.rows, results, ", ".join(names))
+        return Outcome(plots.finish(figure, axes), rows.rows, results, described(context))
 
 
 def histogram(u_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +76,7 @@ def _describe(rows: Comparison, name: str, u_Un: Tensor) -> None:
 
 def figure3(context: Context) -> Outcome:
     rows = Comparison("shi2019/fig3")
-    gaussian_n = _gaussian(context)
+    gaussian_n = _gaussian()
     rows.against("size", len(gaussian_n))
     rows.against("below", below_line(gaussian_n))
     vectors, names = _vectors(context, gaussian_n)
@@ -95,12 +96,12 @@ def figure3(context: Context) -> Outcome:
                 rows.alone(f"{name}: share of coordinates below the line", below_line(u_n))
         axes[0].plot([0, 1], [1, 0], "--", color=plots.BASELINE, label="the line 1 - i/d")
         axes[0].set(xlabel="i / d", ylabel="(|u| over the largest)², sorted")
-        return Outcome(plots.finish(figure, axes), rows.rows, results, ", ".join(names))
+        return Outcome(plots.finish(figure, axes), rows.rows, results, described(context))
 
 
 def figure5(context: Context) -> Outcome:
     rows = Comparison("shi2019/fig5")
-    gaussian_n = _gaussian(context)
+    gaussian_n = _gaussian()
     vectors, names = _vectors(context, gaussian_n)
     results: list[dict[str, float | int | str]] = []
     with plots.style():
@@ -133,13 +134,13 @@ def figure5(context: Context) -> Outcome:
                 exact[at].item(),
                 f"the bounds say {classic[at]:.4f} and {bell[at]:.4f}",
             )
-        return Outcome(plots.finish(figure, axes), rows.rows, results, ", ".join(names))
+        return Outcome(plots.finish(figure, axes), rows.rows, results, described(context))
 
 
 _GAUSSIAN = "Gaussian, d = 100,000"
 
 
-def _gaussian(context: Context) -> Tensor:
+def _gaussian() -> Tensor:
     """The vector of the paper's Figure 3: d = 100,000, sigma = 1."""
     return torch.randn(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 

@@ -31,9 +31,18 @@ def available(context: Context) -> list[str]:
     return ["digits", "cifar"] if cifar_data.found(context.data_dir) else ["digits"]
 
 
+def described(context: Context) -> str:
+    """The data of the trainings."""
+    return "; ".join(_task(name, context).description for name in available(context))
+
+
+def _task(name: str, context: Context) -> Task:
+    return tasks.get(name, data_dir=context.data_dir, cache_dir=context.cache_dir)
+
+
 def compensated(name: str, context: Context) -> Tensor:
     """u of worker 0 at each of ``iterations``, [U, n], from a training with top-k over the whole gradient."""
-    task = tasks.get(name, data_dir=context.data_dir, cache_dir=context.cache_dir)
+    task = _task(name, context)
     seen = iterations(context)
     batch_size = max(1, 64 // WORKERS)
     per_epoch = task.steps_per_epoch(WORKERS, batch_size)
@@ -42,7 +51,7 @@ def compensated(name: str, context: Context) -> Tensor:
     simulator = gs.Simulator(
         len(x_n), gs.TopK(DENSITY), workers=WORKERS, scope="global", exchange="allgather", strict=True
     )
-    checkpoint = context.checkpoint(name, seen=seen, size=len(x_n))
+    checkpoint = context.checkpoint(name, seen=seen, size=len(x_n), data=task.description)
     state = checkpoint.load() or {
         "step": torch.zeros((), dtype=torch.int64),
         "x": x_n,
