@@ -79,6 +79,11 @@ def test_clipping_bounds_each_worker_and_leaves_small_and_zero_gradients_alone()
     assert torch.equal(correct(memory, torch.zeros(2, 4)).grad_Ln, torch.zeros(2, 4))
 
 
+def test_clipping_bounds_gradients_whose_square_overflows():
+    clipped_Ln = correct(memory_of(gs.Momentum(clip=2.0)), torch.full((2, 4), 1e20)).grad_Ln
+    torch.testing.assert_close(clipped_Ln, torch.full((2, 4), 1 / math.sqrt(2)))
+
+
 def test_warm_up_never_goes_below_the_target():
     densities = [gs.Momentum(warmup=5).density(step, 0.05) for step in range(6)]
     assert densities == [0.25, 0.0625, 0.05, 0.05, 0.05, 0.05]

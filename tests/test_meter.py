@@ -98,3 +98,22 @@ def test_what_a_device_tells_late_is_of_the_step_before():
     assert (total.steps, total.seconds["coding"], total.kept) == (10, 30.0, 27)
     meter.record(9, coordinates=10, kept=1)
     assert meter.stats().last.kept == 1
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 8), (torch.float32, 4), (torch.bfloat16, 2)])
+def test_a_dense_step_sends_the_gradients_own_bytes(dtype, size):
+    sim = gs.Simulator(1000, gs.TopK(0.1), workers=2, exchange="dense", dtype=dtype)
+    sim.step(torch.randn(2, 1000, dtype=dtype))
+    assert sim.stats().last.bytes == size * 1000
+    assert sim.stats().last.dense_bytes == 4 * 1000
+
+
+def test_a_step_after_a_state_was_loaded_is_a_new_one():
+    sim = gs.Simulator(100, gs.TopK(0.1), workers=2)
+    sim.step(torch.randn(2, 100))
+    saved = sim.state_dict()
+    sim.step(torch.randn(2, 100))
+    sim.load_state_dict(saved)
+    sim.step(torch.randn(2, 100))
+    stats = sim.stats()
+    assert (stats.total.steps, stats.last.coordinates, stats.total.coordinates) == (3, 100, 300)

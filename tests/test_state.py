@@ -112,3 +112,30 @@ def test_another_rule_takes_the_memory_and_leaves_what_accordion_remembers():
     sim = simulator(rule="topk:0.2")
     sim.load_state_dict(saved)
     assert torch.equal(sim.state_dict()["memory"]["1"]["memory"], saved["memory"]["1"]["memory"])
+
+
+def by_rank(steps=(3, 3)):
+    """The states of two ranks."""
+    states = []
+    for rank, step in enumerate(steps):
+        state = {**after_a_step().state_dict(), "step": step}
+        states.append({**state, f"memory of rank {rank}": state.pop("memory")})
+        del states[-1]["memory"]
+    return states
+
+
+def test_a_rank_twice_or_ranks_of_two_steps_are_refused():
+    one, other = by_rank()
+    assert gs.reshard([one, other], 1)["step"] == 3
+    with pytest.raises(ValueError, match="one is there twice"):
+        gs.reshard([one, one], 1)
+    with pytest.raises(ValueError, match="not of steps 3, 9"):
+        gs.reshard(by_rank((3, 9)), 1)
+
+
+@pytest.mark.parametrize("name", ["feedback", "step", "lr", "rule"])
+def test_a_state_in_pieces_is_refused(name):
+    saved = after_a_step().state_dict()
+    del saved[name]
+    with pytest.raises(ValueError, match=f"the state lacks {name}"):
+        simulator().load_state_dict(saved)

@@ -1,5 +1,7 @@
 """attach(): sparse exchange as DDP's one communication hook."""
 
+import weakref
+
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
@@ -60,6 +62,8 @@ def attach(
         ddp.register_comm_hook(None, slot.hook)
         ddp.register_forward_pre_hook(slot.check)
     slot.sieve, sieve.on_detach = sieve, slot.empty
+    module = weakref.ref(ddp)
+    sieve.joining = lambda: (here := module()) is not None and here._join_config.enable
     return sieve
 
 
@@ -93,6 +97,7 @@ class _Slot:
         """Before each forward pass: after an error in the hook, DDP's own message would hide the cause."""
         if self.sieve is not None:
             self.sieve.refuse_if_broken()
+            self.sieve.alive = True
 
 
 def _room_of(ddp: DistributedDataParallel) -> _Slot | None:

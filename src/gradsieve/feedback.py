@@ -107,8 +107,9 @@ class Memory:
         velocity_Ln = self.tensors["velocity"]
         grad_Ln = grad_Ln.to(velocity_Ln.dtype) * gain
         if momentum.clip is not None:
-            norm_L1 = grad_Ln.norm(dim=1, keepdim=True)
-            grad_Ln = grad_Ln * (momentum.clip / math.sqrt(workers) / norm_L1.clamp(min=1e-30)).clamp(max=1.0)
+            norm_L1 = torch.linalg.vector_norm(grad_Ln, dim=1, keepdim=True, dtype=torch.float64)
+            share_L1 = (momentum.clip / math.sqrt(workers) / norm_L1.clamp(min=1e-30)).clamp(max=1.0)
+            grad_Ln = grad_Ln * share_L1.to(grad_Ln.dtype)
         if momentum.nesterov:
             self._next_velocity = (velocity_Ln + grad_Ln) * momentum.beta
             return self._next_velocity + grad_Ln

@@ -41,17 +41,21 @@ class Sieve:
         optimizer: Optimizer | None = None,
         scaler: GradScaler | None = None,
         meter: Meter | None = None,
+        group: dist.ProcessGroup | None = None,
     ):
+        """``group`` is the one that DDP was given, for a sieve that meets it at the first bucket (``gs.hook``)."""
         self.options = options_of(compressor, scope, feedback, exchange, values, strict)
         _check_module(module)
         _check_companions(self.options, optimizer, scaler)
         self.meter = Meter() if meter is None else meter
         self.step = 0
         ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # DDP's own name for them
-        self._names: dict[Tensor, str] = {
-            p: name for name, p in module.named_parameters() if p.requires_grad and name not in ignored
-        }
-        self._layout = Layout(tuple(self._names.values()), tuple(p.numel() for p in self._names))
+        self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if name not in ignored}
+        # those that DDP exchanges, unless some were frozen or thawed since it was made
+        self._trained = {p: name for p, name in self._names.items() if p.requires_grad}
+        self._group = group
+        self.joining: Callable[[], bool] = lambda: False  # whether ranks may have run out of batches
+        self.alive = True  # this one has not
         self._optimizer, self._scaler = optimizer, scaler
         self._link: GroupLink | None = None
         self.on_detach: Callable[[], None] | None = None  # gives DDP's hook back
@@ -73,7 +77,7 @@ class Sieve:
         self._used: set[str] | None = set()
         self._watches = [
             p.register_post_accumulate_grad_hook(partial(_note, self._used, name))  # type: ignore[no-untyped-call]
-            for p, name in self._names.items()
+            for p, name in self._trained.items()
         ]
 
     def bind(self, group: dist.ProcessGroup, *, watch_use: bool = True) -> None:
@@ -84,8 +88,8 @@ class Sieve:
         if not watch_use:
             self._unwatch()
         link = GroupLink(group)
-        agree(link, self.options, self._layout, link.device)
-        on_cpu = all(p.is_cpu for p in self._names)  # a device codes while the host goes on: no clock here sees it
+        agree(link, self.options, _layout_of(self._trained), link.device)
+        on_cpu = all(p.is_cpu for p in self._trained)  # a device codes while the host goes on: no clock here sees it
         self._pace = Pace(link) if self.options.exchange == "auto" and on_cpu else None
         self._crowded = on_cpu and link.crowded()
         self._link = link
@@ -103,25 +107,33 @@ class Sieve:
         rank, workers = (self._link.ranks.start, self._link.workers) if self._link else _place()
         new = not self._pieces.memory
         return save_pieces(
-            blank(self.options, self._layout, [p.dtype for p in self._names]) if new else self._pieces,
-            self._layout,
+            blank(self.options, _layout_of(self._trained), [p.dtype for p in self._trained]) if new else self._pieces,
+            _layout_of(self._names),
             feedback=self.options.feedback.kind,
             step=self.step,
             lr=self._lr,
             workers=workers,
             rank=rank,
+            lying=self._lying(),
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put this rank's memory back. For a run of another size, pass it through ``gs.reshard`` first."""
         self.refuse_if_broken()
         rank = self._link.ranks.start if self._link else _place()[0]
-        self._pieces = load_pieces(state, self._layout, self.options.feedback.kind, rank)
+        self._pieces = load_pieces(
+            state, _layout_of(self._names), self.options.feedback.kind, rank, lying=self._lying()
+        )
         for channel in self._channels.values():
             channel.catch_up()
         self._channels.clear()
         self._sent.clear()
+        self.meter.rewind()
         self.step, self._lr = int(state["step"]), state["lr"]
+
+    def _lying(self) -> dict[str, Tensor]:
+        """Parameters that DDP puts into its buckets as they lie in memory, such as channels-last ones."""
+        return {name: p for p, name in self._names.items() if not p.is_contiguous() and _dense(p)}
 
     def detach(self) -> None:
         """Back to DDP's dense mean from the next step on. The memory stays here: ``state_dict`` still has it."""
@@ -140,7 +152,7 @@ class Sieve:
         self.refuse_if_broken()
         try:
             if self._link is None:
-                self.bind(dist.distributed_c10d._get_default_group())
+                self.bind(self._group or dist.distributed_c10d._get_default_group())
             if bucket.index() == 0:
                 self._begin()
             if bucket.buffer().is_sparse:
@@ -175,15 +187,25 @@ class Sieve:
             self._at_stake = not dense or not all(c.nothing_waits() for c in self._channels.values())
         if self._scaler is not None and self._scaler.is_enabled():
             self._gain = 1.0 / self._scaler.get_scale()
+        lr = float("nan") if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
+        if self.joining():
+            self._gain, lr = self._of_one_who_trains(self._gain, lr)
         if self._optimizer is not None:
-            lr = float(self._optimizer.param_groups[0]["lr"])
             if self.options.feedback.kind == "update" and not lr > 0:
                 raise ValueError(f'feedback="update" divides by the learning rate, which is {lr!r} at step {self.step}')
             self._lr_ratio = self._lr / lr if self._lr else 1.0
             self._lr = lr
 
+    def _of_one_who_trains(self, *figures: float) -> list[float]:
+        """Those of the first rank that still has batches: on the others schedulers and loss scales stand still."""
+        assert self._link is not None
+        mine = torch.tensor([[float(self.alive), *figures]], dtype=torch.float64, device=self._link.device)
+        rows = self._link.gather(mine).wait().tolist()
+        return next((row[1:] for row in rows if row[0]), list(figures))
+
     def _end(self) -> None:
         self.step += 1
+        self.alive = False  # until the next forward pass
         if self._used is not None:
             self._used.clear()
         for index, channel in list(self._channels.items()):
@@ -207,7 +229,8 @@ class Sieve:
     def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor) -> Coming:
         self._sent.append(channel)
         if self._used is not None:
-            channel.rest([name for name in channel.layout.names if name not in self._used])
+            watched = set(self._trained.values())
+            channel.rest([name for name in channel.layout.names if name in watched and name not in self._used])
         arrival = channel.step(
             grad_Ln,
             out_n,
@@ -254,14 +277,15 @@ class Sieve:
             return waiting.then(lambda future: future.value())  # an error that is set there is raised here
         buckets, self._waiting = self._waiting, []
         gradients = {p: g for b, _ in buckets for p, g in zip(b.parameters(), b.gradients(), strict=True)}
-        dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._names) else torch.float32
-        flat_n = torch.cat([gradients[p].reshape(-1).to(dtype) for p in self._names])
+        names = {p: name for p, name in self._names.items() if p in gradients}
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in names) else torch.float32
+        flat_n = torch.cat([gradients[p].reshape(-1).to(dtype) for p in names])
         channel = self._channels.get(-1)
         if channel is None:
-            channel = self._channels[-1] = self._new_channel(self._layout, flat_n)
+            channel = self._channels[-1] = self._new_channel(_layout_of(names), flat_n)
 
         def spread(result: Tensor) -> Tensor:
-            for p, part_n in zip(self._names, torch.split(result, list(self._layout.sizes)), strict=True):
+            for p, part_n in zip(names, torch.split(result, list(channel.layout.sizes)), strict=True):
                 gradients[p].copy_(part_n.view_as(gradients[p]))
                 if gradients[p].dtype == torch.float16:  # a finite mean may be too large for it
                     channel.bad = channel.bad | ~gradients[p].isfinite().all()
@@ -275,7 +299,7 @@ class Sieve:
                 f.set_exception(told)  # type: ignore[arg-type]
             return told
 
-        arrival = self._send(channel, flat_n.unsqueeze(0), flat_n.clone())
+        arrival = self._send(channel, flat_n.unsqueeze(0), flat_n)
         done = arrival.then(spread).future(partial(fail, self.step))
         self._end()
         return done
@@ -288,7 +312,8 @@ class Sieve:
             if index in self._channels:
                 self._channels[index].catch_up()
                 self._rearranged = True
-            layout = Layout(tuple(self._names[p] for p in parameters), tuple(p.numel() for p in parameters))
+            layout = _layout_of({p: self._names[p] for p in parameters})
+            assert layout.size == bucket.buffer().numel()  # kernels rely on it
             self._channels[index] = self._new_channel(layout, bucket.buffer())
             self._filled[index] = identities
             self._landings[index] = Landing(parameters)
@@ -314,6 +339,16 @@ class Sieve:
             raise RuntimeError(f"this sieve stopped at {self._broken}; make a new DDP module and attach again")
 
 
+def _layout_of(names: Mapping[Tensor, str]) -> Layout:
+    return Layout(tuple(names.values()), tuple(p.numel() for p in names))
+
+
+def _dense(p: Tensor) -> bool:
+    """Whether its elements are neighbours in memory, in whatever order: DDP's condition."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+    return reach == p.numel()
+
+
 def _note(used: set[str], name: str, parameter: Tensor) -> None:
     used.add(name)
 
@@ -324,6 +359,9 @@ def _place() -> tuple[int, int]:
 
 
 def _check_module(module: nn.Module) -> None:
+    for name, p in module.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise ValueError(f"{name} is complex, which no rule takes: keep it as torch.view_as_real of it")
     for name, part in module.named_modules():
         if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
             raise ValueError(f"{name or 'the module'} gives sparse gradients: use nn.Embedding(sparse=False)")

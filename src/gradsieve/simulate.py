@@ -111,4 +111,6 @@ class Simulator:
         self.channel.exchange.fold(self.channel.memory.memory_Ln)  # what owners hold is of the steps before
         pieces.move_to(self.channel)
         self._pieces = pieces
+        self.channel.catch_up()
+        self.meter.rewind()
         self._steps, self._lr = int(state["step"]), state["lr"]

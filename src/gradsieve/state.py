@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,10 +101,12 @@ def save_pieces(
     lr: float | None,
     workers: int,
     rank: int | None = None,
+    lying: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """What the workers here remember. Tensors are copies: training on does not change a saved state.
 
     A rank's memory is under a name of its own: ``torch.distributed.checkpoint`` takes equal names for equal values.
+    The memory of parameters that are ``lying`` in another order than that of their elements is saved in the latter.
     """
     return {
         "version": VERSION,
@@ -112,7 +115,10 @@ def save_pieces(
         "workers": workers,
         "feedback": feedback,
         _memory_of(rank): {
-            name: {kind: tensor.detach().to("cpu", copy=True) for kind, tensor in pieces.memory[name].items()}
+            name: {
+                kind: _written(tensor.detach().to("cpu", copy=True), lying.get(name))
+                for kind, tensor in pieces.memory[name].items()
+            }
             for name in layout.names
             if name in pieces.memory
         },
@@ -126,10 +132,48 @@ def _memory_of(rank: int | None) -> str:
     return "memory" if rank is None else f"memory of rank {rank}"
 
 
-def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str, rank: int | None = None) -> Pieces:
-    """A saved state, checked whole before anything of it is used. A rank takes its own memory, or a resharded one."""
+def _written(rows_Ln: Tensor, parameter: Tensor | None) -> Tensor:
+    """From the order in which a parameter lies in memory to that of its elements.
+
+    >>> _written(torch.arange(6)[None], torch.empty(3, 2).t())
+    tensor([[0, 2, 4, 1, 3, 5]])
+    """
+    if parameter is None:
+        return rows_Ln
+    return _seen_as(rows_Ln, parameter).reshape(rows_Ln.shape)
+
+
+def _laid(rows_Ln: Tensor, parameter: Tensor | None) -> Tensor:
+    """The way back.
+
+    >>> like = torch.empty(3, 2).t()
+    >>> _laid(_written(torch.arange(6)[None], like), like)
+    tensor([[0, 1, 2, 3, 4, 5]])
+    """
+    if parameter is None:
+        return rows_Ln
+    laid_Ln = torch.empty_like(rows_Ln, memory_format=torch.contiguous_format)
+    _seen_as(laid_Ln, parameter).copy_(rows_Ln.view(-1, *parameter.shape))
+    return laid_Ln
+
+
+def _seen_as(rows_Ln: Tensor, parameter: Tensor) -> Tensor:
+    """A view of each row in the parameter's shape, for a row that lies as the parameter does."""
+    return rows_Ln.as_strided((len(rows_Ln), *parameter.shape), (rows_Ln.stride(0), *parameter.stride()))
+
+
+def load_pieces(
+    state: Mapping[str, Any],
+    layout: Layout,
+    feedback: str,
+    rank: int | None = None,
+    lying: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Pieces:
+    """A saved state, checked before anything of it is used. A rank takes its own memory, or a resharded one."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
         raise ValueError(f"state takes what state_dict() of gradsieve gave, version {VERSION}")
+    if missing := {"feedback", "step", "lr", "rule"} - set(state):
+        raise ValueError(f"the state lacks {', '.join(sorted(missing))}: state takes what state_dict() gave, whole")
     if state["feedback"] != feedback:
         raise ValueError(f"the state was saved with feedback={state['feedback']!r}, this run has {feedback!r}")
     memory = state.get(_memory_of(rank), state.get("memory"))
@@ -147,7 +191,7 @@ def load_pieces(state: Mapping[str, Any], layout: Layout, feedback: str, rank: i
                 raise ValueError(
                     f"the state's {kind} of {name!r} holds {tuple(tensor.shape)}, not [{rows}, {sizes[name]}]"
                 )
-        pieces.memory[name] = dict(kinds)
+        pieces.memory[name] = {kind: _laid(tensor, lying.get(name)) for kind, tensor in kinds.items()}
     pieces.rule = {int(key): dict(row) for key, row in state["rule"].items()}
     return pieces
 
@@ -171,6 +215,10 @@ def reshard(states: Sequence[Mapping[str, Any]], workers: int) -> dict[str, Any]
     old, ranks = states[0]["workers"], sum("memory" not in state for state in states)  # without a rank it is of all
     if ranks and ranks != old:
         raise ValueError(f"states takes those of all {old} old ranks, not of {ranks}")
+    if len({key for state in states for key in state if key.startswith("memory of")}) != ranks:
+        raise ValueError("states takes each old rank's once: one is there twice")
+    if len(steps := {state["step"] for state in states}) > 1:
+        raise ValueError(f"states takes those of one step, not of steps {', '.join(map(str, sorted(steps)))}")
     memory: dict[str, dict[str, Tensor]] = {}
     for name, kinds in memories[0].items():
         for kind in kinds:

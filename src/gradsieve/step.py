@@ -83,8 +83,8 @@ class Channel:
         self._planned = options.rule  # whose elements the plan knows
         self.exchange = strategy(options.exchange, self.plan, link)
         self._late: Late | None = None
-        self.bad = torch.zeros((), dtype=torch.bool, device=device)  # the last result is not finite, on all ranks
-        self._undone = self.bad  # and this memory is as it was before
+        self.bad = torch.zeros((), dtype=torch.bool, device=device)  # the last result is not finite, on all ranks alike
+        self._undone = self.bad  # the last step left this memory as it was; never True where bad is not
         self._sent: Sparse | None = None  # what the last step can still take back: elements,
         self._flushed_Ln: Tensor | None = None  # or a whole memory
         self.busy = 0.0  # seconds that the last exchange spent coding and decoding
@@ -113,7 +113,7 @@ class Channel:
         self.catch_up()
         self._sent = self._flushed_Ln = None
         self._decay = lr_ratio if self.options.feedback.kind == "update" else 1.0
-        turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr)
+        turn = Turn(step, None if self.options.exchange == "allreduce" else self.link.ranks, self.state, lr, gain)
         rule = self._rule(step, turn)
         started = time.perf_counter()
         dense = prefer_dense or self.options.exchange == "dense" or self.plan.dense
@@ -122,14 +122,12 @@ class Channel:
             divisor = float(self.link.workers)
             if grad_Ln.dtype == torch.float16:  # a sum may leave its range where the mean does not
                 grad_Ln, divisor = grad_Ln / divisor, 1.0
-            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, divisor=divisor, p_Ln=None, check=check)
-            return self._timed(step, started, self.link.sum(grad_Ln), receive_all)
+            return self._timed(step, started, *self._all_of(grad_Ln, out_n, turn, divisor, p_Ln=None, check=check))
         pending = self._correct(grad_Ln, gain, lr_ratio)
         if dense:
             p_Ln = pending.memory_Ln * pending.decay + pending.grad_Ln.to(pending.memory_Ln.dtype) * pending.gain
             divisor = self.link.workers * gain
-            receive_all = partial(self._receive_all, out_n=out_n, turn=turn, divisor=divisor, p_Ln=p_Ln, check=True)
-            return self._timed(step, started, self.link.sum(p_Ln), receive_all)
+            return self._timed(step, started, *self._all_of(p_Ln, out_n, turn, divisor, p_Ln=p_Ln, check=True))
         self.memory_is_empty = False
         sent, arrival = self.exchange.send(rule, pending, turn)
 
@@ -258,8 +256,16 @@ class Channel:
             memory_Ln.mul_(memory_Ln.new_full((), self._decay).where(self._undone, 1.0))
         self._sent = self._flushed_Ln = None
 
+    def _all_of(
+        self, rows_Ln: Tensor, out_n: Tensor, turn: Turn, divisor: float, *, p_Ln: Tensor | None, check: bool
+    ) -> tuple[Arrival, Callable[[Tensor], Tensor]]:
+        """Send all of the rows, and what to do with their sum."""
+        sent = 2 * (self.link.workers - 1) * rows_Ln[0].nbytes // self.link.workers
+        receive = partial(self._receive_all, out_n=out_n, turn=turn, divisor=divisor, p_Ln=p_Ln, check=check, sent=sent)
+        return self.link.sum(rows_Ln), receive
+
     def _receive_all(
-        self, total_n: Tensor, *, out_n: Tensor, turn: Turn, divisor: float, p_Ln: Tensor | None, check: bool
+        self, total_n: Tensor, *, out_n: Tensor, turn: Turn, divisor: float, p_Ln: Tensor | None, check: bool, sent: int
     ) -> Tensor:
         """After a dense exchange: the mean, and a memory that holds nothing, unless the step is not finite."""
         _worked_on(out_n)
@@ -276,10 +282,8 @@ class Channel:
         if self._learner is not None and not bool(self.bad):
             self._learner.observe(out_n, self.segments, turn)
         self.plan.went_dense()
-        dense = self.plan.dense_bytes
-        self.meter.record(
-            turn.step, coordinates=self.layout.size, kept=self.layout.size, bytes=dense, dense_bytes=dense
-        )
+        size, dense = self.layout.size, self.plan.dense_bytes
+        self.meter.record(turn.step, coordinates=size, kept=size, bytes=sent, dense_bytes=dense)
         return out_n
 
     def _error(self, sent: Sparse, turn: Turn) -> Tensor | None:

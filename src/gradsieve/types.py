@@ -5,7 +5,7 @@ n coordinates, S segments, B blocks of 65,536 coordinates, K slots for kept elem
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol, runtime_checkable
@@ -75,6 +75,11 @@ class Sparse:
     def slots(self) -> int:
         return self.values_LK.shape[1]
 
+    def rows(self, part: slice) -> "Sparse":
+        """What some of the workers keep: views."""
+        names = ("counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
+        return replace(self, **{name: getattr(self, name)[part] for name in names})
+
 
 @dataclass(slots=True)
 class Pending:
@@ -103,6 +108,7 @@ class Turn:
     ranks: range | None  # the ranks of the L workers; None where all workers must choose the same coordinates
     state: dict[str, Tensor] = field(default_factory=dict)  # what the rule remembers, one row a segment
     lr: float | None = None
+    gain: float = 1.0  # brings a gradient into the memory's units: 1 / loss scale
 
 
 class Rule(Protocol):

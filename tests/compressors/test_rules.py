@@ -148,6 +148,7 @@ def test_any_whole_seed_works_and_large_ones_differ():
     segments = Segments((0, 10), (1,))
     keys = [keys_LS(seed, segments, Turn(0, None), 1).item() for seed in (0, 1, 2**31, 2**32 - 1)]
     assert len(set(keys)) == len(keys)
+    assert keys_LS(2**70 + 1, segments, Turn(0, None), 1).item() == keys[1]
 
 
 def test_a_block_is_consecutive_wraps_round_and_reaches_the_tail():
@@ -191,6 +192,23 @@ class TestAccordion:
     def test_a_falling_rate_is_critical_and_a_rising_one_is_not(self):
         seen = self.run([1.0] * 10, lrs=[0.1] * 4 + [0.2] * 2 + [0.1] * 4)
         assert seen[4:] == [(1, 1)] * 4 + [(8, 8)] * 2
+
+    def test_a_segment_that_missed_a_step_decides_a_step_later(self):
+        rule, segments = gs.Accordion(0.1, 0.5, interval=2), Segments((0, 16, 32), (0, 1))
+        state = rule.state(segments)
+        state["steps"][0] = 1.0  # the other one's bucket was not finite once
+        state["squares"][0] = 16.0
+        for steps_S, then_S in (([0, 1], [4, torch.nan]), ([1, 0], [4, 4]), ([0, 1], [4, 4])):
+            rule.observe(torch.ones(32), segments, Turn(0, range(1), state))
+            assert state["steps"].tolist() == steps_S
+            torch.testing.assert_close(state["then"], torch.tensor(then_S).double(), equal_nan=True)
+
+    def test_a_loss_scale_changes_nothing(self):
+        rule, segments = gs.Accordion(0.1, 0.5, interval=1), Segments((0, 16), (0,))
+        state = rule.state(segments)
+        for step, scale in enumerate((1024.0, 1024.0, 4096.0)):
+            rule.observe(torch.full((16,), scale), segments, Turn(step, range(1), state, gain=1 / scale))
+        assert (state["critical"].tolist(), state["then"].tolist()) == ([0.0], [4.0])
 
     def test_norms_of_16_bit_gradients_neither_vanish_nor_overflow(self):
         rule, segments = gs.Accordion(0.1, 0.5, interval=1), Segments((0, 10), (0,))

@@ -63,7 +63,7 @@ def memory_of(sieve) -> Tensor:
     """A rank's memory in the order of the parameters, ``[n]``."""
     state = sieve.state_dict()
     (memory,) = (part for key, part in state.items() if key.startswith("memory"))
-    return torch.cat([memory[name]["memory"][0] for name in sieve._layout.names])
+    return torch.cat([kinds["memory"][0] for kinds in memory.values()])
 
 
 def network(seed: int = 3) -> nn.Module:

@@ -113,6 +113,40 @@ def test_another_number_of_workers_keeps_the_mean_memory(old, new, ranks):
         torch.testing.assert_close(delivered_n, mean_n, rtol=1e-6, atol=1e-6)
 
 
+def laid_anew(rank, workers, before, after, scope):
+    """A memory saved by a module in one memory format and delivered by one in another: what was owed, waited, came."""
+    x = torch.randn(2, 8, 9, 9, generator=torch.Generator().manual_seed(rank))
+    state, owed = None, 0.0
+    for layout, rule in ((before, gs.TopK(0.1)), (after, gs.TopK(1.0))):
+        torch.manual_seed(0)
+        module = torch.nn.Conv2d(8, 6, 3, bias=False).to(memory_format=layout)
+        ddp = DistributedDataParallel(module)
+        sieve = gs.attach(ddp, rule, exchange="allgather", scope=scope)
+        if state is not None:
+            sieve.load_state_dict(state)
+        for _ in range(4 if state is None else 1):
+            (gradient,) = torch.autograd.grad((module(x) ** 2).sum(), [module.weight])
+            ddp.zero_grad()
+            ((ddp(x) ** 2).sum() * (state is None)).backward()  # the second module's own gradient is zero
+            owed = owed + (gradient - module.weight.grad if state is None else 0.0)
+        state = through_a_file(sieve.state_dict()) if state is None else state
+    return owed, state[f"memory of rank {rank}"]["weight"]["memory"].view(6, 8, 3, 3), module.weight.grad
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(torch.channels_last, torch.contiguous_format), (torch.contiguous_format, torch.channels_last)],
+)
+def test_a_memory_is_saved_in_the_order_of_elements_however_they_lie(before, after, scope, ranks):
+    results = ranks(2, laid_anew, before, after, scope)
+    owed, waited = (torch.stack([result[i] for result in results]).mean(0) for i in (0, 1))
+    assert waited.any()
+    torch.testing.assert_close(waited, owed, rtol=1e-5, atol=1e-3)
+    for _, _, came in results:
+        torch.testing.assert_close(came, waited, rtol=1e-5, atol=1e-4)
+
+
 def wrong_states(rank, workers):
     ddp, sieve, _ = sieved("topk:0.05", {"exchange": "allgather"})
     drive(ddp, numbers(5, workers, 586)[:, rank])

@@ -118,6 +118,70 @@ def test_join_ends_with_equal_parameters(counts, ranks):
     assert steps == also == max(counts)
 
 
+def scheduled(rank, workers, rule, options, counts):
+    """A joined rank's scheduler stands still, and so does its learning rate."""
+    ddp = DistributedDataParallel(network(), bucket_cap_mb=SMALL)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 ** (step // 4))
+    sieve = gs.attach(ddp, gs.parse(rule), exchange="allgather", optimizer=optimizer, **options)
+    with ddp.join():
+        for batch in batches(rank, counts[rank]):
+            train(ddp, [batch], optimizer)
+            schedule.step()
+    return fingerprint(ddp), sieve.step, sieve._lr
+
+
+@pytest.mark.parametrize("counts", [(4, 14), (14, 4)])
+@pytest.mark.parametrize(
+    ("rule", "options"), [("accordion:0.05,0.5,interval=4,change=5", {}), ("topk:0.1", {"feedback": "update"})]
+)
+def test_ranks_without_batches_take_the_rate_of_those_that_have_some(rule, options, counts, ranks):
+    (one, steps, lr), (other, also, its_lr) = ranks(2, scheduled, rule, options, counts)
+    assert one == other
+    assert steps == also == max(counts)
+    assert lr == its_lr == 0.1 * 0.5 ** (13 // 4)
+
+
+def frozen_late(rank, workers, scope, thawed):
+    """What DDP exchanges was settled when it was made."""
+    module = network()
+    module[0].requires_grad_(not thawed)
+    ddp = DistributedDataParallel(module, find_unused_parameters=True, bucket_cap_mb=SMALL)
+    module[0].requires_grad_(thawed)
+    sieve = gs.attach(ddp, gs.TopK(0.1), exchange="allgather", scope=scope)
+    train(ddp, batches(rank, 5))
+    kept = len(sieve.state_dict()[f"memory of rank {rank}"])
+    module[0].requires_grad_(not thawed)
+    train(ddp, batches(rank, 5))
+    return fingerprint(ddp), sieve.step, kept, memory_of(sieve).norm().item()
+
+
+@pytest.mark.parametrize("thawed", [False, True])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_parameters_may_be_frozen_and_thawed_after_ddp_was_made(scope, thawed, ranks):
+    (one, steps, kept, norm), (other, *_) = ranks(2, frozen_late, scope, thawed)
+    assert steps == 10
+    assert kept == (4 if thawed else 6)
+    assert 0 < norm < torch.inf
+    if not thawed:  # else DDP itself trains these on each rank alone
+        assert one == other
+
+
+def complex_parameters(rank, workers):
+    class Rotation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.angle = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+
+    with pytest.raises(ValueError, match="angle is complex"):
+        gs.attach(DistributedDataParallel(Rotation()), gs.TopK(0.1))
+    return True
+
+
+def test_complex_parameters_are_refused(ranks):
+    assert ranks(2, complex_parameters) == [True, True]
+
+
 def as_view(rank, workers, view):
     ddp = DistributedDataParallel(Given(), bucket_cap_mb=SMALL, gradient_as_bucket_view=view)
     sieve = gs.attach(ddp, gs.HardThreshold(2.0))

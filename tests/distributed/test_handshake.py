@@ -132,6 +132,18 @@ def in_a_group(rank, workers):
     return drive(ddp, numbers(10, 3, 586)[:, rank])
 
 
+def lazily_in_a_group(rank, workers):
+    groups = [torch.distributed.new_group([0, 1]), torch.distributed.new_group([2])]
+    group = groups[rank // 2]
+    ddp = DistributedDataParallel(Given(), process_group=group)
+    ddp.register_comm_hook(gs.Sieve(ddp.module, gs.TopK(1.0), exchange="allgather", group=group), gs.hook)
+    return drive(ddp, torch.full((1, 586), float(rank)))[0, 0].item()
+
+
+def test_a_lazy_sieve_meets_the_group_that_it_was_given(ranks):
+    assert ranks(3, lazily_in_a_group) == [0.5, 0.5, 2.0]
+
+
 def test_a_module_over_some_ranks_meets_only_these(ranks):
     _, one_Tn, other_Tn = ranks(3, in_a_group)
     sim = gs.Simulator(Given(), gs.TopK(0.1), workers=2, exchange="allgather")

@@ -105,3 +105,52 @@ def test_a_loaded_state_takes_the_place_of_what_owners_hold(generator):
         sim.step(torch.randn(3, 500, generator=generator))
     sim.load_state_dict(fresh)
     assert not sim.state_dict()["memory"]["0"]["memory"].any()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rule", ["topk:0.05", "threshold:2.0"])
+def test_a_gradient_that_is_not_finite_at_all_leaves_no_trace(rule, bad, generator):
+    """Its elements all go to one owner, who has no room for them."""
+    sim = gs.Simulator(1000, gs.parse(rule), workers=4, exchange="owner")
+    for _ in range(3):
+        sim.step(torch.randn(4, 1000, generator=generator))
+    before = sim.state_dict()["memory"]["0"]["memory"]
+    bad_Wn = torch.randn(4, 1000, generator=generator)
+    bad_Wn[1] = bad
+    sim.step(bad_Wn)
+    torch.testing.assert_close(sim.state_dict()["memory"]["0"]["memory"], before, rtol=1e-5, atol=1e-5)
+    assert sim.step(torch.randn(4, 1000, generator=generator)).abs().max() < 100
+
+
+def test_what_owners_hold_follows_the_learning_rate(generator):
+    """In update units everything that was given is delivered or waits."""
+    sim = gs.Simulator(1000, gs.TopK(0.02), workers=4, feedback="update", exchange="owner", dtype=torch.float64)
+    given = delivered = torch.zeros(1000).double()
+    for step in range(40):
+        lr = 1.0 if step < 20 else 0.1
+        grad_Wn = torch.randn(4, 1000, generator=generator).double()
+        delivered = delivered + lr * sim.step(grad_Wn, lr=lr)
+        given = given + lr * grad_Wn.mean(0)
+    kept_n = 0.1 * sim.state_dict()["memory"]["0"]["memory"].mean(0)
+    torch.testing.assert_close(delivered + kept_n, given, rtol=1e-9, atol=1e-9)
+
+
+def test_momentum_of_what_found_no_room_goes_on(generator):
+    """Masking clears the momentum of what was sent, and of nothing else."""
+    sim = gs.Simulator(4000, gs.HardThreshold(2.5), workers=4, feedback=gs.Momentum(beta=0.9), exchange="owner")
+    put_back = 0
+    for step in range(12):
+        sim.step(torch.randn(4, 4000, generator=generator) * (0.3 if step % 2 else 1.5))
+        cleared = (sim.channel.memory.tensors["velocity"] == 0).sum().item()
+        last = sim.stats().last
+        assert cleared == 4 * last.kept
+        put_back += last.deferred
+    assert put_back > 0
+
+
+def test_strict_sizes_defer_nothing(generator):
+    sim = gs.Simulator(5000, gs.TopK(0.05), workers=4, exchange="owner", strict=True)
+    slope_n = torch.linspace(0.01, 1.0, 5000)
+    for step in range(20):  # large ones are now with the last owner, now with the first
+        sim.step(torch.randn(4, 5000, generator=generator) * (slope_n if step % 2 else slope_n.flip(0)))
+    assert sim.stats().total.deferred == 0

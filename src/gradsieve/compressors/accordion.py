@@ -67,17 +67,15 @@ class Accordion:
             return
         parts = torch.split(mean_n, list(segments.sizes))  # a square of a 16-bit value may not fit in 16 bits
         norm_S = torch.stack([torch.linalg.vector_norm(part_n, dtype=torch.float64) for part_n in parts])
-        state["squares"] += norm_S.square().cpu()
+        state["squares"] += (norm_S * turn.gain).square().cpu()
         state["steps"] += 1
-        if int(state["steps"][0]) < self.interval:
+        over_S = state["steps"] >= self.interval  # not all at once, where one's bucket was not finite at a step
+        if not bool(over_S.any()):
             return
-        norm = (state["squares"] / self.interval).sqrt()
-        then = state["then"]
+        norm, then = (state["squares"] / state["steps"]).sqrt(), state["then"]
         changed = ~((then - norm).abs() < self.change * then)  # the first interval has no past: critical
         lr = torch.full_like(norm, torch.nan if turn.lr is None else turn.lr)
-        fell = lr < state["lr"]
-        state["critical"].copy_(changed | fell)
-        state["then"].copy_(norm)
-        state["lr"].copy_(lr)
-        state["squares"].zero_()
-        state["steps"].zero_()
+        fell, none = lr < state["lr"], torch.zeros_like(norm)
+        decided = {"critical": (changed | fell).double(), "then": norm, "lr": lr, "squares": none, "steps": none}
+        for name, value_S in decided.items():
+            state[name].copy_(torch.where(over_S, value_S, state[name]))

@@ -54,4 +54,4 @@ def keys_LS(seed: int, segments: Segments, turn: Turn, workers: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _seeded(seed: int, segments: Segments) -> Tensor:
-    return mix32((torch.tensor(segments.keys, dtype=torch.int64, device="cpu") ^ seed) & 0xFFFFFFFF)
+    return mix32((torch.tensor(segments.keys, dtype=torch.int64, device="cpu") ^ (seed & 0xFFFFFFFF)) & 0xFFFFFFFF)

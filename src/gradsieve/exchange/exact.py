@@ -3,8 +3,6 @@
 The way of ``strict=True``, and of the first exchange of a rule whose count varies.
 """
 
-import dataclasses
-
 import torch
 from torch import Tensor
 
@@ -35,7 +33,7 @@ class Exact:
         rows = []
         for row, rank in enumerate(self.link.ranks):
             frame = Frame.empty(self._forms[rank], 1, device)
-            copy_rows(_row(sent, row), frame.sparse, kept_W[rank])
+            copy_rows(sent.rows(slice(row, row + 1)), frame.sparse, kept_W[rank])
             rows.append(frame.pack(turn.step).view(-1))
         return sent, self.link.gather_varying(rows, [form.bytes for form in self._forms])
 
@@ -48,7 +46,7 @@ class Exact:
         wrong = []
         for rank, frame in enumerate(frames):
             arrived, wrong_1 = frame.unpack(turn.step)
-            copy_rows(arrived, _row(merged, rank), frame.form.slots)
+            copy_rows(arrived, merged.rows(slice(rank, rank + 1)), frame.form.slots)
             wrong.append(wrong_1)
 
         def decode(out_n: Tensor, divisor: float) -> None:
@@ -74,7 +72,3 @@ def copy_rows(source: Sparse, target: Sparse, slots: int) -> None:
         getattr(target, part)[:, :slots].copy_(getattr(source, part)[:, :slots])
     for part in BY_WORKER:
         getattr(target, part).copy_(getattr(source, part))
-
-
-def _row(sparse: Sparse, row: int) -> Sparse:
-    return dataclasses.replace(sparse, **{part: getattr(sparse, part)[row : row + 1] for part in BY_SLOT + BY_WORKER})

@@ -36,8 +36,10 @@ class Owner:
         self._slots: tuple[int, int] | None = None  # a part's, and what an owner passes on
 
     def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
-        if self._next_bounds is not None:
+        follows = pending.decay not in (0.0, 1.0)  # the memory the learning rate: what owners hold does so too
+        if self._next_bounds is not None or follows:
             self.fold(pending.memory_Ln)
+        if self._next_bounds is not None:
             self.bounds, self._next_bounds, self._moved = self._next_bounds, None, turn.step
         found = rule(pending, turn)
         parts, sent = self._address(found, pending, turn)
@@ -45,21 +47,18 @@ class Owner:
         return sent, self.link.gather(self._reduce(Frame(parts.form, arrived_LWN.flatten(0, 1)), pending, turn))
 
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
-        """What all owners passed on; it also sets the next step's ranges and sizes, alike on every rank."""
+        """What all owners passed on, and what that means for the next step, alike on every rank."""
         frame = Frame(self._passed_on.form, payload)
         arrived, wrong_W = frame.unpack(turn.step)
-        bounds = self.bounds
-        header_WH = frame.header_LH.clone()
+        bounds, header_WH = self.bounds, frame.header_LH
         if not bool(wrong_W.any()):
-            load_W = header_WH[:, ASKED].tolist()
-            self._rebalance(load_W, turn.step)
-            self._slots = self._sizes(max(load_W), sum(load_W) / self.link.workers)
+            self._plan_next(header_WH[:, ASKED].tolist(), turn.step)
 
         def decode(out_n: Tensor, divisor: float) -> None:
             part_r = torch.empty(arrived.size, dtype=out_n.dtype, device=out_n.device)
             for owner in range(self.link.workers):
                 start, stop = bounds[owner], bounds[owner + 1]
-                ops.of(out_n).decode(_row(arrived, owner), part_r, divisor)
+                ops.of(out_n).decode(arrived.rows(slice(owner, owner + 1)), part_r, divisor)
                 out_n[start:stop] = part_r[: stop - start]
 
         return Report(
@@ -99,7 +98,7 @@ class Owner:
         owner_LK = torch.searchsorted(starts[1:-1].contiguous(), index_LK, right=True)
         row_LK = owner_LK + torch.arange(here, device=index_LK.device).unsqueeze(1) * workers
         count_R = torch.bincount(row_LK[valid_LK], minlength=here * workers)
-        if self._slots is None:
+        if self._slots is None or self.plan.strict:
             most = max(self.link.counts(count_R.view(here, workers).amax(1)))
             self._slots = self._sizes(most * workers, max(self.link.counts(valid_LK.sum(1))))
         slots = self._slots[0]
@@ -107,7 +106,8 @@ class Owner:
         first_LW = count_R.view(here, workers).cumsum(1) - count_R.view(here, workers)
         place_LK = torch.arange(index_LK.shape[1], device=index_LK.device) - first_LW.gather(1, owner_LK)
         fits_LK = valid_LK & (place_LK < slots)
-        self._keep_back(found, pending, order_LK, index_LK, valid_LK & ~fits_LK)
+        undone_L1 = found.nonfinite_L.unsqueeze(1) > 0  # all of it is taken back, when the step has arrived
+        sent = _keep_back(found, pending.memory_Ln, order_LK, index_LK, valid_LK & ~fits_LK & ~undone_L1)
 
         form = Format(self._widest(), slots, pending.values, self.plan.layout)
         frame = Frame.empty(form, here * workers, index_LK.device)
@@ -121,16 +121,7 @@ class Owner:
         frame.header_LH[:, NONFINITE] = found.nonfinite_L.repeat_interleave(workers)
         frame.pack(turn.step)
         self._part_bytes = form.bytes
-        return frame, found
-
-    def _keep_back(self, found: Sparse, pending: Pending, order_LK: Tensor, index_LK: Tensor, late_LK: Tensor) -> None:
-        """Put elements that found no room back, and mark their slots as not sent: the value 0."""
-        if not bool(late_LK.any()):
-            return
-        rows, columns = late_LK.nonzero(as_tuple=True)
-        slots = order_LK[rows, columns]
-        pending.memory_Ln[rows, index_LK[rows, columns]] += found.values_LK[rows, slots].to(pending.memory_Ln.dtype)
-        found.values_LK[rows, slots] = 0
+        return frame, sent
 
     def _reduce(self, parts: Frame, pending: Pending, turn: Turn) -> Tensor:
         """As owner: sum the parts in rank order, choose the largest, and leave the rest in the memory here."""
@@ -147,7 +138,7 @@ class Owner:
             sums_Lr = pending.memory_Ln.new_empty(here, size)
             for owner in range(here):
                 rows = slice(owner * workers, (owner + 1) * workers)
-                ops.of(sums_Lr).decode(_row(arrived, rows), sums_Lr[owner], 1.0)
+                ops.of(sums_Lr).decode(arrived.rows(rows), sums_Lr[owner], 1.0)
             if self._rest_Lr is None:
                 self._rest_Lr = torch.zeros_like(sums_Lr)
             chosen = Pending(sums_Lr, self._rest_Lr, Segments((0, size), (0,)), values=pending.values)
@@ -159,6 +150,11 @@ class Owner:
         passed_on.header_LH[:, ASKED] = header_LWH[:, :, WANTED].sum(1).int()
         self._passed_on = passed_on
         return passed_on.pack(turn.step)
+
+    def _plan_next(self, load_W: list[int], step: int) -> None:
+        """Ranges and sizes of the next step, from what each owner was asked for in this one."""
+        self._rebalance(load_W, step)
+        self._slots = self._sizes(max(load_W), sum(load_W) / self.link.workers)
 
     def _sizes(self, busiest: float, k: float) -> tuple[int, int]:
         """Slots of a part (the busiest owner's mean part and two deviations), and of what an owner passes on."""
@@ -183,8 +179,20 @@ class Owner:
         self._next_bounds = [*cuts, self.plan.size]
 
 
-def _row(sparse: Sparse, rows: int | slice) -> Sparse:
-    """Some rows of a ``Sparse``."""
-    part = slice(rows, rows + 1) if isinstance(rows, int) else rows
-    tensors = ("counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
-    return dataclasses.replace(sparse, **{name: getattr(sparse, name)[part] for name in tensors})
+def _keep_back(found: Sparse, memory_Ln: Tensor, order_LK: Tensor, index_LK: Tensor, late_LK: Tensor) -> Sparse:
+    """Put elements that found no room back into the memory: what was sent is the others."""
+    if not bool(late_LK.any()):
+        return found
+    rows, columns = late_LK.nonzero(as_tuple=True)
+    slots, index = order_LK[rows, columns], index_LK[rows, columns]
+    memory_Ln[rows, index] += found.values_LK[rows, slots].to(memory_Ln.dtype)
+    counts_LB = found.counts_LB.clone()
+    counts_LB.index_put_((rows, index // BLOCK), counts_LB.new_tensor(-1), accumulate=True)
+    late_LK = torch.zeros_like(late_LK).index_put_((rows, slots), late_LK.new_tensor(True))
+    first_LK = late_LK.int().argsort(dim=1, stable=True)  # the others move together, in their order
+    return dataclasses.replace(
+        found,
+        counts_LB=counts_LB,
+        offsets_LK=found.offsets_LK.gather(1, first_LK),
+        values_LK=found.values_LK.gather(1, first_LK),
+    )

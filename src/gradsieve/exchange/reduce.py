@@ -1,5 +1,7 @@
 """All-reduce: where all workers choose the same coordinates, their values add up on the way, without positions."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -31,20 +33,12 @@ class Reduce:
         """Nothing waits here."""
 
     def open(self, payload: Tensor, sent: Sparse, turn: Turn) -> Report:
-        one = slice(0, 1)
-        total = Sparse(
-            sent.size,
-            sent.counts_LB[one],
-            sent.offsets_LK[one],
-            payload[None, :-2],
-            sent.wanted_L[one],
-            sent.nonfinite_L[one],
-        )
+        total = replace(sent.rows(slice(0, 1)), values_LK=payload[None, :-2], error_L=None)
 
         def decode(out_n: Tensor, divisor: float) -> None:
             ops.of(out_n).decode(total, out_n, divisor)
 
-        count_W = sent.wanted_L[one].expand(self.link.workers)
+        count_W = total.wanted_L.expand(self.link.workers)
         apart = payload[-1] != self.link.workers * (turn.step % STEPS)  # each step has coordinates of its own
         return Report(
             wanted_W=count_W,
