@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gradsieve.lab.papers import plots
 from gradsieve.lab.papers.entry import Context, Outcome
 from gradsieve.lab.papers.sahu2021 import curves
 from gradsieve.lab.papers.sahu2021.benchmark import Benchmark, Judged
@@ -48,6 +49,8 @@ class Course:
         methods = {"hard threshold": hard, "top-k": top}
         figure = curves.draw(methods, run.note(context, hard), figures=["error", "density"], by_epoch=self.by_epoch)
         figure.axes[0].set_ylabel(run.measure)
+        if run.lower_is_better:  # it starts at many times of where it ends
+            plots.logarithmic(figure.axes[0])
         results = _with(step_results(methods), methods, run.measure)
         return Outcome(figure, rows.rows, results, data_of(hard), run.notes(hard))
 
