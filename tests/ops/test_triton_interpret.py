@@ -226,3 +226,41 @@ def test_undo(when):
     triton.undo(pending, sparse, torch.tensor(when))
     reference.undo(oracle, sparse, torch.tensor(when))
     assert torch.equal(pending.memory_Ln, oracle.memory_Ln)
+
+
+@interpreted
+def test_rows_and_results_that_lie_anyhow():
+    from gradsieve.ops import triton
+
+    rows_Wn = torch.randn(500, 3).t()
+    expected = reference.mean(rows_Wn, torch.empty(500), 3.0)
+    assert torch.equal(triton.mean(rows_Wn, torch.empty(500), 3.0), expected)
+    assert torch.equal(triton.mean(rows_Wn.contiguous(), torch.empty(500, 2)[:, 0], 3.0), expected)
+    index_LK = torch.stack([torch.randperm(500)[:40] for _ in range(3)])
+    pending = [Pending(rows_Wn.contiguous(), torch.zeros(3, 500), Segments((0, 500), (0,))) for _ in range(2)]
+    by_column = index_LK.t().contiguous().t()
+    assert same(triton.take(pending[0], by_column), reference.take(pending[1], index_LK))
+
+
+@interpreted
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float16])
+def test_what_only_the_reference_can_sum_is_rounded_once(out):
+    from gradsieve.ops import triton
+
+    rows_Wn = torch.randn(3, 4000, dtype=torch.float64)
+    index_LK = torch.arange(4000).expand(3, -1)
+    pending = Pending(rows_Wn, torch.zeros_like(rows_Wn), Segments((0, 4000), (0,)), values=torch.float64)
+    sparse = reference.take(pending, index_LK)
+    for op, source in (("mean", rows_Wn), ("decode", sparse)):
+        ours, theirs = (getattr(m, op)(source, torch.empty(4000, dtype=out), 3.0) for m in (triton, reference))
+        assert torch.equal(ours, theirs)
+
+
+@interpreted
+def test_a_zero_that_arrives_has_no_sign():
+    from gradsieve.ops import triton
+
+    pending = Pending(torch.tensor([[-1e-9, 1.0]]), torch.zeros(1, 2), Segments((0, 2), (0,)), values=torch.float16)
+    out_n = triton.decode(reference.topk(pending, (2,)), torch.empty(2), 1.0)
+    assert out_n.tolist() == [0.0, 1.0]
+    assert not out_n.signbit().any()

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from gradsieve.ops import reference
@@ -60,13 +61,13 @@ def using(module: Ops) -> Iterator[None]:
 @cache
 def _fastest(device: str) -> Ops:
     if device == "cuda":
-        if _numbers(triton_version()) >= TRITON:
+        if _numbers(triton_version()) >= TRITON and torch.version.hip is None:
             from gradsieve.ops import triton
 
             return triton
         warnings.warn(
-            "gradsieve's kernels for GPUs need Triton {}.{} or later, which comes with torch 2.7: sparsification in "
-            "plain PyTorch is slower".format(*TRITON),
+            "gradsieve's kernels for GPUs need CUDA and Triton {}.{} or later, which comes with torch 2.7: "
+            "sparsification in plain PyTorch is slower".format(*TRITON),
             stacklevel=2,
         )
     if device == "cpu":

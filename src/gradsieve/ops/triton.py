@@ -1,7 +1,8 @@
 """The ops on CUDA: one pass over the gradient and the memory, then kernels over the few candidates.
 
-Same names and meaning as ``reference``, same result, in the same (index) order. Given ``into`` nothing waits
-for the device. L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
+Same names and meaning as ``reference``, same result, in the same (index) order. Given ``into`` nothing waits for the
+device, but for the first call with a layout, which brings its constants there. L workers, n coordinates, S segments,
+B blocks, K slots (see ``types``).
 """
 
 from collections.abc import Callable
@@ -24,12 +25,8 @@ from gradsieve.ops.triton_work import LARGEST, NOTHING, PRECISE, Work, running, 
 from gradsieve.types import BLOCK, Pending, Sparse
 
 WIDTH = 1024
-TOO_LARGE = 2**31 - BLOCK  # coordinates: kernels count in int32
+TOO_LARGE = 2**31 - 2**20  # coordinates: kernels count in int32, up to a stride of ``squares`` beyond the last
 to_bitmap, from_bitmap = reference.to_bitmap, reference.from_bitmap
-
-
-def available() -> bool:
-    return torch.cuda.is_available()
 
 
 @compiled.rule("float threshold")
@@ -117,7 +114,7 @@ def take(pending: Pending, index_LK: Tensor) -> Sparse:
     """Keep the given distinct coordinates (any order, the same number for every worker)."""
     if not fits(pending):
         return reference.take(pending, index_LK)
-    return send_given(pending, index_LK.shape[1], lambda: index_LK.to(torch.int32).sort(1).values)
+    return send_given(pending, index_LK.shape[1], lambda: index_LK.to(torch.int32).contiguous().sort(1).values)
 
 
 def send_given(pending: Pending, kept: int, make: Callable[[], Tensor]) -> Sparse:
@@ -177,7 +174,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum over workers in rank order of what each sent) / divisor``: bit-equal on every replica."""
     if torch.float64 in (out_n.dtype, sparse.values_LK.dtype) or not 0 < sparse.size < TOO_LARGE:
-        return divided(reference.decode(sparse, out_n, 1.0), divisor)
+        return reference.decode(sparse, out_n, divisor)
     direct = out_n.dtype == torch.float32 and out_n.is_contiguous()
     total_n = out_n if direct else out_n.new_empty(sparse.size, dtype=torch.float32)
     workers, blocks = sparse.counts_LB.shape
@@ -193,18 +190,14 @@ def decode(sparse: Sparse, out_n: Tensor, divisor: float) -> Tensor:
 
 def mean(rows_Wn: Tensor, out_n: Tensor, divisor: float) -> Tensor:
     """``out = (sum of the rows in rank order) / divisor``: the dense twin of ``decode``."""
-    if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not 0 < out_n.numel() < TOO_LARGE:
-        return divided(reference.mean(rows_Wn, out_n, 1.0), divisor)
+    whole = rows_Wn.stride(1) == 1 and out_n.is_contiguous()
+    if torch.float64 in (rows_Wn.dtype, out_n.dtype) or not 0 < out_n.numel() < TOO_LARGE or not whole:
+        return reference.mean(rows_Wn, out_n, divisor)
     workers, n = rows_Wn.shape
     arrived.mean[(cdiv(n, WIDTH),)](
         rows_Wn, out_n, rows_Wn.stride(0), workers, n, float(divisor), WIDTH=WIDTH, **PRECISE
     )
     return out_n
-
-
-def divided(out_n: Tensor, divisor: float) -> Tensor:
-    """By a number on the device: PyTorch multiplies by the reciprocal of one on the host."""
-    return out_n.div_(torch.full((), divisor, dtype=out_n.dtype, device=out_n.device))
 
 
 def give_back(memory_Ln: Tensor, sparse: Sparse) -> None:
@@ -276,7 +269,8 @@ def squared_norm(memory_Ln: Tensor) -> Tensor:
 def fits(pending: Pending) -> bool:
     """No float64, rows in one piece, something to do: else the reference does it.
 
-    A memory of float16 may not hold the sum of what it held and a gradient, and could not tell that later.
+    A memory may not hold the sum of what it held and a gradient, and could not tell that later. In float16 that is
+    common. In the others it takes 3e38: the step is then not finite, and that coordinate of the memory not as before.
     """
     grad_Ln, memory_Ln = pending.grad_Ln, pending.memory_Ln
     narrow = all(dtype in LARGEST for dtype in (grad_Ln.dtype, memory_Ln.dtype, pending.values))

@@ -160,7 +160,7 @@ def decode(
         hit = j < sizes[:, None]
         at, hit = arrived(offsets, offsets_stride, worker[:, None], slot, hit, slots, low, room)
         value = tl.load(values + worker.to(tl.int64)[:, None] * values_stride + slot, mask=hit, other=0.0)
-        value = value.to(tl.float32)
+        value = value.to(tl.float32) + 0.0  # as a sum that starts at 0 has it: no -0.0
         clear(out, room, PART)
         cell = (out + at).to(tl.pointer_type(tl.int32), bitcast=True)
         tl.atomic_add(cell, tl.full([WORKERS, WIDTH], 1, tl.int32), mask=hit, sem="relaxed")

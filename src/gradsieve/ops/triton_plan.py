@@ -7,14 +7,13 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-from gradsieve.ops.ahead import sent_ahead
 from gradsieve.types import BLOCK, Pending, Segments
 
 MOST_SAMPLES = 32_768  # of a segment: what one program holds in registers
@@ -27,8 +26,8 @@ def cdiv(a: int, b: int) -> int:
 
 
 def constant(values: Iterable[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On the device without waiting for it."""
-    return sent_ahead(torch.tensor(list(values), dtype=dtype, device="cpu"), device)
+    """Waits until it is there: whatever stream uses it later need not know which one made it."""
+    return torch.tensor(list(values), dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class Plan:
         return self.known_bands[low, high]
 
 
-@cache
+@lru_cache(maxsize=4096)  # an owner's k is another one in every step; a captured graph reads its plan again
 def _plan(segments: Segments, k: tuple[int, ...], device: torch.device) -> Plan:
     return Plan(segments, k, device)
 

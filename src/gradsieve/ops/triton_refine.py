@@ -1,6 +1,7 @@
 """Kernels of the rules that estimate: a first threshold for each segment, then count and refine.
 
-``reference.refine`` to the letter. Counts come from the sieve's lists where the threshold is not under their floor, and
+``reference.refine`` to the letter, from a start whose moments are summed in another order: elements next to a
+Gaussian threshold may differ. Counts come from the sieve's lists where the threshold is not under their floor, and
 from the memory else.
 """
 

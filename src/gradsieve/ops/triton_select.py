@@ -354,6 +354,8 @@ def choose(
     """The limit and age of exactly ``wants`` of each open segment. GATED: perhaps there is none.
 
     Phases: level 0 from the lists; level 0 from the memory where the floor was too high; levels 1 to 5 from both.
+    ``gates[phase]`` opens a phase; ``gates[1]`` also says that some segment is read from the memory. ``narrow`` opens
+    the next level's, or the ages' (1 + AGES) where only ties are left.
     SAMPLED: the value that ``wants`` exceed in proportion in a strided sample, and nothing is closed.
     """
     turn = 1
