@@ -19,7 +19,9 @@ from gradsieve.ops import triton_sieve as sieving
 from gradsieve.ops.triton_plan import Plan, Sampling, bounds_of, cdiv, first_segments
 from gradsieve.types import Pending, Sparse
 
-TILE, TILES, HEAD, GROUP, REPLICAS, BINS, FIELDS, CHUNK = 512, 128, 8, 128, 64, 2048, 16, 2048
+TILE, TILES, HEAD = sieving.TILE.value, sieving.TILES.value, sieving.HEAD.value
+REPLICAS, FIELDS, NOTHING = sieving.REPLICAS.value, sieving.FIELDS.value, sieving.NOTHING.value
+BINS, CHUNK, GROUP = selecting.BINS.value, selecting.CHUNK.value, sending.GROUP.value
 COPIES = 8  # of the histogram of a single segment, against contention
 # UNIT: tiles that are counted and packed together, a part of a block. WIDE: candidates of each that are read at once
 # where no tile of the unit has more; DENSE: where one has
@@ -27,8 +29,9 @@ FEW = {"UNIT": 32, "WIDE": 4, "DENSE": 8, "num_warps": 1, "maxnreg": 64}  # for 
 MANY = {"UNIT": 16, "WIDE": 4, "DENSE": 16, "num_warps": 2, "maxnreg": 64}  # for the largest, which may sit together
 ENTRIES = 4096  # of a list, while there are fewer than 1024 lists
 COUNTERS = "triton.counters"  # of the cache
-GATES = 64
-NOTHING = 0x7FFFFFFF
+GATES = 64  # of the selections, which open their phases there,
+CHOOSE, SETTLE, RANK = 0, 8, 24
+CHOOSE_HERE, RANK_HERE, SETTLE_HERE = 32, 40, 48  # and how many programs have come to a turn
 MAXNREG = 80  # fewer spill, more leave too few programs in flight
 RESIDENT = 2  # programs of 256 threads and 128 registers that a processor holds
 WIRE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -90,16 +93,24 @@ class Work:
         self.entries = self.integers(2 * lines * self.cap)
         list_p, list_at = self.entries.chunk(2)
         self.copies = COPIES if self.segments == 1 else 1
-        sizes = [lines * HEAD, self.workers]
         self.packing = MANY if by_segment else FEW
         self.units = self.blocks * (TILES // self.packing["UNIT"])
-        sizes += [self.workers * count if self.listing else 0 for count in (self.units, cdiv(self.units, GROUP))]
-        sizes += [rows * FIELDS, GATES, rows * self.copies * BINS] if by_segment else [0, 0, 0]
-        sizes = [cdiv(size, 4) * 4 for size in sizes]  # 16 bytes: no version of a kernel for each misalignment
+        parts = {
+            "heads": lines * HEAD,
+            "nonfinite_L": self.workers,
+            "per_unit": self.workers * self.units * self.listing,
+            "per_group": self.workers * cdiv(self.units, GROUP) * self.listing,
+            "table": rows * FIELDS * by_segment,
+            "gates": GATES * by_segment,
+            "histogram": rows * self.copies * BINS * by_segment,
+        }
+        sizes = [cdiv(size, 4) * 4 for size in parts.values()]  # 16 bytes: no version of a kernel for each misalignment
         # emptied by the first kernel of a rule by segment, else by the last kernel of the call before
         self.zeros = self.integers(sum(sizes)) if by_segment else self.counters(sum(sizes))
-        self.heads, self.nonfinite_L, *counts, self.table, self.gates, self.histogram = self.zeros.split(sizes)
-        self.per_unit, self.per_group = counts
+        made = dict(zip(parts, self.zeros.split(sizes), strict=True))
+        self.heads, self.nonfinite_L, self.table = made["heads"], made["nonfinite_L"], made["table"]
+        self.gates, self.histogram = made["gates"], made["histogram"]
+        self.per_unit, self.per_group = made["per_unit"], made["per_group"]
         self.listed = self.words_LT, list_p.view(torch.float32), list_at
         self.sizes = self.segments, self.lists, self.cap, self.tiles, self.blocks
 
@@ -167,18 +178,18 @@ class Work:
 
     def choose(self, k_S: Tensor, gated: bool = False) -> None:
         """Exactly k of each segment, or of those that ``settle`` opened again."""
-        self.select(k_S, self.gates, self.gates[32:], 0, 1, GATED=gated, SAMPLED=False)
+        self.select(k_S, CHOOSE, CHOOSE_HERE, 0, 1, GATED=gated, SAMPLED=False)
 
     def rank(self, k_S: Tensor, start: int, step: int) -> None:
         """The quantile of a strided sample of each segment."""
-        self.select(k_S, self.gates[24:], self.gates[40:], start, step, GATED=False, SAMPLED=True)
+        self.select(k_S, RANK, RANK_HERE, start, step, GATED=False, SAMPLED=True)
 
-    def select(self, k_S: Tensor, gates: Tensor, arrivals: Tensor, start: int, step: int, **kind: bool) -> None:
+    def select(self, k_S: Tensor, gates: int, here: int, start: int, step: int, **kind: bool) -> None:
         grid, options = self.together()
         selecting.choose[grid](
             *self.formula, self.bounds_S, self.table, self.heads, *self.listed, self.nonfinite_L, self.histogram, k_S,
-            gates, arrivals, self.workers, *self.sizes, start, step, STEPS=self.steps, COPIES=self.copies, **kind,
-            **options,
+            self.gates[gates:], self.gates[here:], self.workers, *self.sizes, start, step, STEPS=self.steps,
+            COPIES=self.copies, **kind, **options,
         )  # fmt: skip
 
     def settle(self, plan: Plan, low: float, high: float, gaussian: bool) -> None:
@@ -187,8 +198,9 @@ class Work:
         bracket = torch.empty(self.workers * self.segments, 5, dtype=torch.float64, device=self.device)
         refining.settle[grid](
             *self.formula, self.bounds_S, self.table, self.heads, *self.listed, self.nonfinite_L,
-            self.moments if gaussian else self.heads, bracket, plan.bands(low, high), plan.k_S, self.gates[8:],
-            self.gates[48:], self.gates, self.workers, *self.sizes, STEPS=self.steps, GAUSSIAN=gaussian, **options,
+            self.moments if gaussian else self.heads, bracket, plan.bands(low, high), plan.k_S, self.gates[SETTLE:],
+            self.gates[SETTLE_HERE:], self.gates[CHOOSE:], self.workers, *self.sizes, STEPS=self.steps,
+            GAUSSIAN=gaussian, **options,
         )  # fmt: skip
 
     def send(self, floor: int | None = None) -> Sparse:
