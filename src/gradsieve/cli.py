@@ -165,6 +165,8 @@ Writes results.csv, the figure as PNG and SVG, and summary.json into --out. A st
 
   gradsieve reproduce sahu2021/fig7 --data-dir DIR --out runs/fig7
 
+  gradsieve reproduce sahu2021/fig6 --data-dir DIR --jobs 4
+
   gradsieve reproduce all --quick --data-dir DIR
 """
 
@@ -186,10 +188,11 @@ def reproduce(
             help="Where trainings are kept, for all entries. Default: OUT/trainings, or runs/papers/trainings."
         ),
     ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings side by side, a process each.")] = 1,
 ) -> int:
     from gradsieve.lab.papers import command
 
-    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings)
+    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings, jobs)
     with _ends_on_sigterm():
         return command.listing() if show else command.reproduce(entry, options)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_a_training_is_made_once_and_then_read(tmp_path, monkeypatch):
     monkeypatch.setattr("gradsieve.lab.papers.trainings.run", untimely)
     again = trained(replace(context, out=tmp_path / "two"), [THRESHOLD, TOPK])
     assert again == made
+
+
+def test_trainings_side_by_side_are_those_of_one_after_the_other(tmp_path):
+    alone = trained(Context(tmp_path, trainings=tmp_path / "alone"), [TOPK, THRESHOLD])
+    told = []
+    context = Context(tmp_path, trainings=tmp_path / "jobs", jobs=3, track=lambda *state: told.append(state))
+    together = trained(context, [TOPK, THRESHOLD])
+    assert list(map(figures, together.values())) == list(map(figures, alone.values()))
+    assert [done for _, done, _, _ in told] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_error_in_one_of_them_is_said(tmp_path):
+    context = Context(tmp_path, trainings=tmp_path / "store", jobs=2)
+    wrong = replace(TOPK, exchange="allreduce")
+    with pytest.raises(LabError, match=r"topk:0.01.*allreduce"):
+        trained(context, [wrong, replace(THRESHOLD, epochs=200)])
+    assert not multiprocessing.active_children()
 
 
 def test_whatever_decides_a_result_is_in_its_name():

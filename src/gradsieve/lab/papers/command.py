@@ -28,6 +28,7 @@ class Options:
     quick: bool = False
     resume: bool = False
     trainings: Path | None = None
+    jobs: int = 1
 
 
 def listing() -> int:
@@ -49,6 +50,7 @@ def reproduce(key: str | None, options: Options) -> int:
             epochs=options.epochs,
             quick=options.quick,
             resume=options.resume,
+            jobs=options.jobs,
         )
         try:
             _one(entry.key, context, options.seeds)

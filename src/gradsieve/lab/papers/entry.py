@@ -36,6 +36,7 @@ class Context:
     device: str = "cpu"
     quick: bool = False
     resume: bool = False
+    jobs: int = 1  # trainings side by side
     track: Track = unwatched
     started: float = field(default_factory=time.perf_counter)
 

@@ -17,6 +17,7 @@ from gradsieve.lab import tasks
 from gradsieve.lab.errors import LabError
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context
+from gradsieve.lab.papers.side_by_side import side_by_side
 from gradsieve.lab.papers.snapshot import Snapshot, restore
 from gradsieve.lab.records import RESULTS, EndRow, EpochRow, Run, RunRow, StepRow, read, write_file
 from gradsieve.lab.runner import Launcher, Options, Training, rows, run, train
@@ -34,12 +35,11 @@ def trained(context: Context, arms: Sequence[Arm]) -> dict[Arm, Run]:
     """The rows of each training: read where it is finished, made where it is not."""
     runs = {arm: _finished(context, arm) for arm in dict.fromkeys(arms)}
     missing = [arm for arm, kept in runs.items() if kept is None]
-    total, before = sum(arm.epochs for arm in missing), 0
-    for arm in missing:
-        for done, accuracy in _made(context, arm):
-            context.track("trainings", before + done, total, f"{arm.rule}, seed {arm.seed}: {accuracy:.2%}")
-        before += arm.epochs
-        runs[arm] = _finished(context, arm)
+    total, done = sum(arm.epochs for arm in missing), dict.fromkeys(missing, 0)
+    for arm, epochs, accuracy in _making(context, missing):
+        done[arm] = epochs
+        context.track("trainings", sum(done.values()), total, f"{arm.rule}, seed {arm.seed}: {accuracy:.2%}")
+    runs |= {arm: _finished(context, arm) for arm in missing}
     return {arm: kept for arm, kept in runs.items() if kept is not None}
 
 
@@ -123,6 +123,16 @@ def _finished(context: Context, arm: Arm) -> Run | None:
 
 def _rule(arm: Arm) -> str:
     return str(gs.parse(arm.rule))
+
+
+def _making(context: Context, missing: Sequence[Arm]) -> Iterator[tuple[Arm, int, float]]:
+    """Each training, its epochs done and its accuracy, as they come: one training after the other, or some at once."""
+    if context.jobs > 1 and len(missing) > 1:
+        yield from side_by_side(_made, context, missing)
+        return
+    for arm in missing:
+        for done, accuracy in _made(context, arm):
+            yield arm, done, accuracy
 
 
 def _made(context: Context, arm: Arm) -> Iterator[tuple[int, float]]:
