@@ -36,8 +36,8 @@ class Owner:
         self._slots: tuple[int, int] | None = None  # a part's, and what an owner passes on
 
     def send(self, rule: Rule, pending: Pending, turn: Turn) -> tuple[Sparse, Arrival]:
-        follows = pending.decay not in (0.0, 1.0)  # the memory the learning rate: what owners hold does so too
-        if self._next_bounds is not None or follows:
+        rescaled = pending.decay not in (0.0, 1.0)  # to another learning rate: what owners hold must be so too
+        if self._next_bounds is not None or rescaled:
             self.fold(pending.memory_Ln)
         if self._next_bounds is not None:
             self.bounds, self._next_bounds, self._moved = self._next_bounds, None, turn.step
