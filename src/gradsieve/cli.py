@@ -19,15 +19,13 @@ try:
     from gradsieve.lab import report as reports
     from gradsieve.lab import tasks
     from gradsieve.lab.console import Watch, notes, table
-    from gradsieve.lab.errors import LabError
+    from gradsieve.lab.errors import INTERRUPTED, LabError
     from gradsieve.lab.processes import processes
     from gradsieve.lab.progress import Bars
     from gradsieve.lab.runner import Options, virtual
 except ModuleNotFoundError as missing:  # the core alone is installed
     print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
     raise SystemExit(2) from None
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="gradsieve",

@@ -1,4 +1,7 @@
-"""The one exception that a user is meant to read."""
+"""What a user is meant to read, and what the shell is told."""
+
+INTERRUPTED = 130
+"""The exit status of a run that Ctrl-C or a polite kill has ended."""
 
 
 class LabError(Exception):

@@ -51,16 +51,16 @@ def _line(run: Run) -> Line:
 def write_summary(directory: Path, runs: Sequence[Run]) -> None:
     about = runs[0].about.model_dump(exclude={"kind", "run", "rule", "note"}, mode="json")
     content = {**about, "runs": [asdict(line) for line in summarise(runs)]}
-    text = json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(finite(content), indent=2, allow_nan=False) + "\n"
     write_file(directory / "summary.json", text.encode())
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """JSON has no infinity and no NaN: a diverged run's figures become null."""
     if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_finite(part) for part in value]
+        return [finite(part) for part in value]
     if isinstance(value, float) and not abs(value) < float("inf"):
         return None
     return value

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gradsieve.lab.errors import LabError
+from gradsieve.lab.errors import INTERRUPTED, LabError
 from gradsieve.lab.papers import console, entries, get
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.reproduce import chosen, context_of, run
 from gradsieve.lab.progress import Bars
 
-INTERRUPTED = 130
 HOME = Path("runs/papers")
 
 

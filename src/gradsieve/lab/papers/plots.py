@@ -13,40 +13,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator
 
 from gradsieve.lab.records import write_file
-from gradsieve.lab.report.charts import COLOURS
+from gradsieve.lab.style import COLOURS, LOOK
 
 __all__ = ["BASELINE", "COLOURS", "curve", "finish", "logarithmic", "panels", "save", "style"]
 
 BASELINE = "#52606d"
-_INK, _GRID, _QUIET = "#1f2933", "#d9dee4", "#616e7c"
+_QUIET = "#616e7c"
 _POINTS = 500
-_RC: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "svg.fonttype": "none",
+_RC = {
+    **LOOK,
     "svg.hashsalt": "gradsieve",
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _GRID,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.formatter.limits": (-3, 4),
     "axes.formatter.use_mathtext": True,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
 }
 
 

@@ -2,13 +2,13 @@
 
 import csv
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 from gradsieve.lab.records import write_file
+from gradsieve.lab.summary import finite
 
 PAPERS = Path(__file__).parent
 
@@ -81,13 +81,5 @@ class Comparison:
 
 
 def write_summary(path: Path, about: dict[str, object], rows: Sequence[Row], notes: Sequence[str]) -> None:
-    content = {**about, "rows": [_plain(row) for row in rows], "notes": list(notes)}
-    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
-
-
-def _plain(row: Row) -> dict[str, object]:
-    """JSON has no infinity and no NaN: a diverged run's figures become null."""
-    return {
-        name: None if isinstance(part, float) and not math.isfinite(part) else part
-        for name, part in asdict(row).items()
-    }
+    content = {**about, "rows": [asdict(row) for row in rows], "notes": list(notes)}
+    write_file(path, (json.dumps(finite(content), indent=2, allow_nan=False) + "\n").encode())

@@ -16,11 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from gradsieve.lab.records import Run
+from gradsieve.lab.style import COLOURS, GRID, INK, LOOK
 from gradsieve.lab.summary import size
 
-# Okabe and Ito's palette without yellow, which no white page shows: told apart by colour-blind readers too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5cc2", "#8c6d46")
-_INK, _GRID = "#1f2933", "#d9dee4"
 _MAX_POINTS = 400
 _STYLES = ("-", "--", "-.", ":")
 
@@ -138,7 +136,7 @@ def drawing(chart: Chart, runs: Sequence[Run]) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    for stand_in, variable in {_INK: "var(--ink)", _GRID: "var(--rule)"}.items():
+    for stand_in, variable in {INK: "var(--ink)", GRID: "var(--rule)"}.items():
         svg = svg.replace(stand_in, variable)
     for index, stand_in in enumerate(COLOURS):
         svg = svg.replace(stand_in, f"var(--series-{index})")
@@ -147,28 +145,10 @@ def drawing(chart: Chart, runs: Sequence[Run]) -> str:
 
 def _rc() -> dict[Any, Any]:
     return {
-        "font.family": "sans-serif",
-        "font.size": 10.0,
+        **LOOK,
         "text.parse_math": False,  # a run may be called $x$
-        "svg.fonttype": "none",
-        "text.color": _INK,
-        "axes.labelcolor": _INK,
-        "axes.edgecolor": _GRID,
         "axes.facecolor": "none",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": _GRID,
-        "grid.linewidth": 0.7,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "xtick.minor.size": 0,
-        "ytick.minor.size": 0,
         "lines.linewidth": 1.8,
-        "lines.solid_capstyle": "round",
     }
 
 

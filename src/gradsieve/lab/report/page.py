@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from gradsieve.lab.records import Run
 from gradsieve.lab.report import charts
+from gradsieve.lab.style import COLOURS
 from gradsieve.lab.summary import Line, number, percent, seconds, size, summarise, times
 
 
@@ -27,10 +28,8 @@ def page(runs: Sequence[Run]) -> str:
         title=runs[0].about.title or "comparison",
         lines=lines,
         headline=headline(lines),
-        colours=charts.COLOURS,
-        legend=[
-            (run.about.run, index % len(charts.COLOURS), charts.dash(index) != "-") for index, run in enumerate(runs)
-        ],
+        colours=COLOURS,
+        legend=[(run.about.run, index % len(COLOURS), charts.dash(index) != "-") for index, run in enumerate(runs)],
         notes=[(line.name, line.note) for line in lines if line.note],
         unfinished=[line for line in lines if not line.finished],
         # matplotlib writes the SVG, and no run's name is in it.
