@@ -187,10 +187,11 @@ def reproduce(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings side by side, a process each.")] = 1,
+    compiled: Annotated[bool, typer.Option("--compile", help="With --device cuda: compile networks first.")] = False,
 ) -> int:
     from gradsieve.lab.papers import command
 
-    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings, jobs)
+    options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings, jobs, compiled)
     with _ends_on_sigterm():
         return command.listing() if show else command.reproduce(entry, options)
 

@@ -60,8 +60,7 @@ class Options:
             raise LabError(f"lr takes a number above 0, not {self.lr}")
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise LabError(f"momentum takes a number of at least 0 and below 1, not {self.momentum}")
-        if self.compiled and self.device == "cpu":
-            raise LabError("networks are compiled for a GPU only: leave out --compile, or give --device cuda")
+        check_compiled(self.compiled, self.device)
 
     def recipe(self, task: Task) -> Recipe:
         """The task's recipe with what the user chose in its place."""
@@ -71,6 +70,12 @@ class Options:
         if momentum is not None:
             recipe = replace(recipe, momentum=momentum, nesterov=recipe.nesterov and momentum > 0)
         return replace(recipe, lr=self.lr or recipe.lr, batch_size=self.batch_size or recipe.batch_size)
+
+
+def check_compiled(compiled: bool, device: str) -> None:
+    """On a CPU a compiler's half minute does not come back."""
+    if compiled and device == "cpu":
+        raise LabError("networks are compiled for a GPU only: leave out --compile, or give --device cuda")
 
 
 Launcher = Callable[[Task, Rule, Options, str], Iterator[StepRow | EpochRow | EndRow]]

@@ -28,6 +28,7 @@ class Options:
     resume: bool = False
     trainings: Path | None = None
     jobs: int = 1
+    compiled: bool = False
 
 
 def listing() -> int:
@@ -50,6 +51,7 @@ def reproduce(key: str | None, options: Options) -> int:
             quick=options.quick,
             resume=options.resume,
             jobs=options.jobs,
+            compiled=options.compiled,
         )
         try:
             _one(entry.key, context, options.seeds)

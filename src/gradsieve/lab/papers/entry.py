@@ -37,6 +37,7 @@ class Context:
     quick: bool = False
     resume: bool = False
     jobs: int = 1  # trainings side by side
+    compiled: bool = False  # networks are, where they train on a GPU
     track: Track = unwatched
     started: float = field(default_factory=time.perf_counter)
 

@@ -16,6 +16,7 @@ from gradsieve.lab.papers.entry import Context, Entry, Outcome
 from gradsieve.lab.papers.summary import write_summary
 from gradsieve.lab.papers.trainings import missing
 from gradsieve.lab.records import write_file
+from gradsieve.lab.runner import check_compiled
 from gradsieve.lab.tasks.sources import folder_of
 from gradsieve.version import __version__
 
@@ -42,6 +43,7 @@ def context_of(entry: Entry, context: Context, seeds: int | None) -> Context:
 
 def _check_device(entry: Entry, context: Context) -> None:
     """A machine without the GPU can draw what others have trained, and nothing else."""
+    check_compiled(context.compiled, context.device)
     if context.device == "cpu" or torch.cuda.is_available():
         return
     if entry.stages is None:

@@ -46,7 +46,8 @@ def trained(context: Context, arms: Sequence[Arm]) -> dict[Arm, Run]:
 def folder(context: Context, arm: Arm) -> Path:
     """Where the rows of a training are kept."""
     scale = {"scale": "quick"} if context.quick else {}
-    return context.store / arm.folder(device=context.device, **scale)
+    rounding = {"compiled": True} if context.compiled else {}
+    return context.store / arm.folder(device=context.device, **scale, **rounding)
 
 
 def missing(context: Context, stages: Iterable[Sequence[Arm]]) -> list[Arm]:
@@ -186,6 +187,7 @@ def _options(context: Context, arm: Arm) -> Options:
         values=arm.values,
         strict=arm.strict,
         device=context.device,
+        compiled=context.compiled,
     )
 
 
