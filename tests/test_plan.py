@@ -37,6 +37,16 @@ def test_auto_never_sends_more_than_dense(rule, size, workers, generator):
         assert sim.stats().last.bytes <= sim.stats().last.dense_bytes
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("density", [0.2, 0.45, 0.6, 1.0])
+def test_dense_is_what_ddp_would_send_of_such_gradients(density, dtype, generator):
+    """Not of float32 ones: 60% of a bfloat16 gradient are more bytes than all of it."""
+    sim = gs.Simulator(3000, gs.TopK(density), workers=2, dtype=dtype)
+    for _ in range(3):
+        sim.step(torch.randn(2, 3000, generator=generator).to(dtype))
+        assert sim.stats().last.bytes <= 3000 * dtype.itemsize
+
+
 def test_a_fixed_rule_knows_its_slots_and_learns_nothing():
     plan = plan_of(fixed=100)
     plan.learn(5000)

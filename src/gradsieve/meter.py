@@ -15,8 +15,8 @@ class Tally:
     """Figures of one step, or of all: per worker, the mean over the workers that this process knows of.
 
     ``bytes`` is what a worker sends, headers, counts and padding included; ``dense_bytes`` what it would send in
-    a dense all-reduce of float32. ``error`` is the sum over steps of the squared norm of the workers' memory; what
-    owners hold (``exchange="owner"``) is not in it.
+    a dense all-reduce of its gradients. ``error`` is the sum over steps of the squared norm of the workers' memory;
+    what owners hold (``exchange="owner"``) is not in it.
     """
 
     steps: int = 0
@@ -95,6 +95,11 @@ class Meter:
         """The figures so far: a copy, which later steps leave alone."""
         with self._lock:
             return Stats(copy.deepcopy(self._last), copy.deepcopy(self._total))
+
+    def go_on(self, total: Tally) -> None:
+        """After these figures, of a run that was stopped."""
+        with self._lock:
+            self._step, self._last, self._total = -2, Tally(), copy.deepcopy(total)
 
     def rewind(self) -> None:
         """A state was loaded: whatever step comes next is a new one."""

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.amp import GradScaler
 from torch.futures import Future
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from gradsieve.exchange.group import Coming, GroupLink
 from gradsieve.feedback import Momentum
@@ -45,11 +46,12 @@ class Sieve:
     ):
         """``group`` is the one that DDP was given, for a sieve that meets it at the first bucket (``gs.hook``)."""
         self.options = options_of(compressor, scope, feedback, exchange, values, strict)
-        _check_module(module)
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))  # DDP's own name for them
+        _check_module(module, ignored)
         _check_companions(self.options, optimizer, scaler)
         self.meter = Meter() if meter is None else meter
         self.step = 0
-        ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # DDP's own name for them
+        self._met = 0  # steps of this sieve, whatever state it went on from
         self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if name not in ignored}
         # those that DDP exchanges, unless some were frozen or thawed since it was made
         self._trained = {p: name for p, name in self._names.items() if p.requires_grad}
@@ -74,11 +76,9 @@ class Sieve:
         self._sent: list[Channel] = []  # in this step
         self._waiting: list[tuple[GradBucket, Future[Tensor]]] = []
         self._broken: str | None = None
-        self._used: set[str] | None = set()
-        self._watches = [
-            p.register_post_accumulate_grad_hook(partial(_note, self._used, name))  # type: ignore[no-untyped-call]
-            for p, name in self._trained.items()
-        ]
+        self._used: set[str] | None = set()  # in this step
+        self._watches: dict[str, RemovableHandle] = {}
+        self._watch(self._used)
 
     def bind(self, group: dist.ProcessGroup, *, watch_use: bool = True) -> None:
         """Meet the other ranks and compare notes with them. Done by ``attach``, or at the first bucket.
@@ -104,7 +104,7 @@ class Sieve:
         """This rank's memory by parameter name: tensors and plain values only. Save one on every rank."""
         self.refuse_if_broken()
         self._settle()
-        rank, workers = (self._link.ranks.start, self._link.workers) if self._link else _place()
+        rank, workers = (self._link.ranks.start, self._link.workers) if self._link else _place(self._group)
         new = not self._pieces.memory
         return save_pieces(
             blank(self.options, _layout_of(self._trained), [p.dtype for p in self._trained]) if new else self._pieces,
@@ -120,7 +120,7 @@ class Sieve:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put this rank's memory back. For a run of another size, pass it through ``gs.reshard`` first."""
         self.refuse_if_broken()
-        rank = self._link.ranks.start if self._link else _place()[0]
+        rank = self._link.ranks.start if self._link else _place(self._group)[0]
         self._pieces = load_pieces(
             state, _layout_of(self._names), self.options.feedback.kind, rank, lying=self._lying()
         )
@@ -142,17 +142,25 @@ class Sieve:
             self.on_detach()
             self.on_detach = None
 
+    def _watch(self, used: set[str]) -> None:
+        """Note who gets a gradient; a parameter that was thawed since is watched from now on."""
+        for p, name in self._names.items():
+            if p.requires_grad and name not in self._watches:
+                self._watches[name] = p.register_post_accumulate_grad_hook(partial(_note, used, name))  # type: ignore[no-untyped-call]
+
     def _unwatch(self) -> None:
-        for watch in self._watches:
+        for watch in self._watches.values():
             watch.remove()
-        self._watches, self._used = [], None
+        self._watches.clear()
+        self._used = None
 
     def exchange(self, bucket: GradBucket) -> Future[Tensor]:
         """The hook: one bucket in, a future of its mean out. Collectives are issued here, in program order."""
         self.refuse_if_broken()
         try:
             if self._link is None:
-                self.bind(self._group or dist.distributed_c10d._get_default_group())
+                group, self._group = self._group, None  # callbacks hold this sieve: see GroupLink
+                self.bind(group or dist.distributed_c10d._get_default_group())
             if bucket.index() == 0:
                 self._begin()
             if bucket.buffer().is_sparse:
@@ -180,11 +188,14 @@ class Sieve:
     def _begin(self) -> None:
         """Once a step: what the learning rate and the loss scale are now, and whether all of it travels."""
         self._settle()
+        if self._used is not None:
+            self._watch(self._used)
         if self._pace is not None:
             self._dense = self._pace.next_step(self._channels.values())
-            settled = self.step > 1  # DDP makes its buckets anew after the first step
-            dense = self._dense or (settled and all(c.plan.dense for c in self._channels.values()))
-            self._at_stake = not dense or not all(c.nothing_waits() for c in self._channels.values())
+            channels = self._channels.values()
+            settled = self._met > 1  # DDP makes its buckets anew after the first step
+            dense = self._dense or (settled and all(c.plan.dense for c in channels))
+            self._at_stake = not (channels and dense and all(c.nothing_waits() for c in channels))
         if self._scaler is not None and self._scaler.is_enabled():
             self._gain = 1.0 / self._scaler.get_scale()
         lr = float("nan") if self._optimizer is None else float(self._optimizer.param_groups[0]["lr"])
@@ -205,6 +216,7 @@ class Sieve:
 
     def _end(self) -> None:
         self.step += 1
+        self._met += 1
         self.alive = False  # until the next forward pass
         if self._used is not None:
             self._used.clear()
@@ -221,16 +233,15 @@ class Sieve:
         """Once a step has arrived whole: where a bucket was not finite, the other ones keep what they sent."""
         channels, self._sent = self._sent, []
         if any(channel.bad.is_cuda or bool(channel.bad) for channel in channels):  # a device is not waited for
-            bad = torch.stack([channel.bad for channel in channels]).any()
-            with torch.cuda.device_of(bad):  # type: ignore[no-untyped-call]  # kernels go there
-                for channel in channels:
-                    channel.conclude(bad)
+            bad = torch.stack([channel.bad.to(channels[0].bad.device) for channel in channels]).any()
+            for channel in channels:
+                with torch.cuda.device_of(channel.bad):  # type: ignore[no-untyped-call]  # kernels go there
+                    channel.conclude(bad.to(channel.bad.device))
 
     def _send(self, channel: Channel, grad_Ln: Tensor, out_n: Tensor) -> Coming:
         self._sent.append(channel)
         if self._used is not None:
-            watched = set(self._trained.values())
-            channel.rest([name for name in channel.layout.names if name in watched and name not in self._used])
+            channel.rest([name for name in channel.layout.names if name not in self._used])
         arrival = channel.step(
             grad_Ln,
             out_n,
@@ -353,17 +364,19 @@ def _note(used: set[str], name: str, parameter: Tensor) -> None:
     used.add(name)
 
 
-def _place() -> tuple[int, int]:
+def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """Rank and number of workers of a sieve that has not met the others yet."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
 
 
-def _check_module(module: nn.Module) -> None:
-    for name, p in module.named_parameters():
-        if p.requires_grad and p.is_complex():
+def _check_module(module: nn.Module, ignored: set[str]) -> None:
+    exchanged = {name: p for name, p in module.named_parameters() if p.requires_grad and name not in ignored}
+    for name, p in exchanged.items():
+        if p.is_complex():
             raise ValueError(f"{name} is complex, which no rule takes: keep it as torch.view_as_real of it")
     for name, part in module.named_modules():
-        if getattr(part, "sparse", False) is True and isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+        if sparse and any(part.weight is p for p in exchanged.values()):
             raise ValueError(f"{name or 'the module'} gives sparse gradients: use nn.Embedding(sparse=False)")
 
 

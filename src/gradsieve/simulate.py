@@ -73,9 +73,11 @@ class Simulator:
         mean_n = torch.empty(self.layout.size, dtype=grads_Wn.dtype, device=grads_Wn.device)
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():  # kernels go there
             self.channel.step(grads_Wn, mean_n, self._steps, lr=lr, lr_ratio=ratio).wait()
+            bad = self.channel.bad
+            if bad.is_cuda or bool(bad):  # a device is not waited for
+                self.channel.conclude(bad)
         self._steps += 1
-        if self.options.feedback.kind != "update" or not bool(self.channel.bad):
-            self._lr = lr  # after a step that is not finite the memory still follows the rate before
+        self._lr = lr
         return mean_n
 
     def _lr_ratio(self, lr: float | None) -> float:
@@ -108,7 +110,7 @@ class Simulator:
         rows = {len(tensor) for kinds in pieces.memory.values() for tensor in kinds.values()}
         if rows - {1, self.workers}:
             raise ValueError(f"the state holds {max(rows)} workers, this simulator {self.workers}: use gs.reshard")
-        self.channel.exchange.fold(self.channel.memory.memory_Ln)  # what owners hold is of the steps before
+        self.channel.forget()
         pieces.move_to(self.channel)
         self._pieces = pieces
         self.channel.catch_up()

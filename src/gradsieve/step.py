@@ -79,6 +79,7 @@ class Channel:
             fixed=options.rule.slots(self.segments),
             strict=options.strict,
             may_go_dense=options.exchange == "auto",
+            width=dtype.itemsize,
         )
         self._planned = options.rule  # whose elements the plan knows
         self.exchange = strategy(options.exchange, self.plan, link)
@@ -206,13 +207,13 @@ class Channel:
         if (bad or not now) and self.layout.size:  # a step that is not finite is so in every parameter, on every rank
             first_P = self._parameters.tensor(out_n.device)[:-1].clamp(max=self.layout.size - 1)
             out_n[first_P] = torch.where(report.bad, torch.nan, out_n[first_P])
-        if now and not bad:
-            self.memory.settle(sent)
-            if self._learner is not None:
-                self._learner.observe(out_n, self.segments, turn)
         self._sent, self._undone, self.bad = sent, report.bad, report.bad
         if out_n.dtype == torch.float16:  # a finite mean may be too large for it
             self.bad = self.bad | ~out_n.isfinite().all()
+        if now and not bad:
+            self.memory.settle(sent)
+        if self._learner is not None and not bool(self.bad):
+            self._learner.observe(out_n, self.segments, turn)
         self._wake()
         return out_n
 
@@ -235,6 +236,14 @@ class Channel:
             error=told.error,
         )
         return told
+
+    def forget(self) -> None:
+        """Remember nothing, as before the first step."""
+        self.exchange.fold(self.memory.memory_Ln)  # what an owner holds goes with the rest
+        for tensor in self.memory.tensors.values():
+            tensor.zero_()
+        self.memory_is_empty = True
+        self.state = self._learner.state(self.segments) if self._learner else {}
 
     def conclude(self, bad: Tensor) -> None:
         """Once all channels of a step have arrived: where one of them was ``bad``, this memory keeps what it sent.

@@ -194,3 +194,33 @@ def test_detached_it_is_plain_ddp_and_attached_again_it_goes_on(ranks):
         torch.testing.assert_close(means_Tn[10:20], grads_TWn[10:20].mean(1))
         assert same_bits(means_Tn[20:], sparse_Tn[10:])
         assert same_bits(memory_n, sim.channel.memory.memory_Ln[rank])
+
+
+def in_a_group_of_its_own(rank, workers):
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+
+    def lazy():
+        module = Given()
+        ddp = DistributedDataParallel(module, process_group=group)
+        sieve = gs.Sieve(module, gs.TopK(0.1), exchange="allgather", group=group)
+        ddp.register_comm_hook(sieve, gs.hook)
+        return ddp, sieve
+
+    ddp, sieve = lazy()
+    before = sieve.state_dict()
+    drive(ddp, numbers(3, workers, 586)[:, rank])
+    state = sieve.state_dict()
+    _, again = lazy()
+    again.load_state_dict(state)
+    held = sieve._group
+    return [key for key in before if key.startswith("memory")], before["workers"], memory_of(again), state, held
+
+
+def test_a_sieve_that_waits_for_its_group_has_that_groups_ranks(ranks):
+    for rank, (names, workers, memory_n, state, held) in enumerate(ranks(3, in_a_group_of_its_own)[1:]):
+        assert names == [f"memory of rank {rank}"]
+        assert workers == state["workers"] == 2
+        assert torch.equal(memory_n, torch.cat([kinds["memory"][0] for kinds in state[names[0]].values()]))
+        assert held is None  # a callback holds the sieve, and must not be the last to hold the group

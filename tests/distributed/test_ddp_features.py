@@ -102,6 +102,52 @@ def test_the_memory_of_an_unused_parameter_is_kept_and_delivered_later(options, 
             assert torch.allclose(later_n, waits_n, rtol=1e-5, atol=1e-6) == (rank == 0)
 
 
+def frozen_or_thawed(rank, workers, grads_TWn):
+    """DDP has both parameters; ``second`` is frozen when the sieve is attached, gets a memory, and is then unused."""
+    ddp = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    ddp.module.second.requires_grad_(False)
+    sieve = gs.attach(ddp, gs.TopK(0.1), exchange="allgather")
+    ddp.module.second.requires_grad_(True)
+    memories = []
+    for step, grad_Wn in enumerate(grads_TWn):
+        ddp.module.second.requires_grad_(step < 15)
+        ddp.zero_grad(set_to_none=True)
+        ddp(grad_Wn[rank], step < 5).backward()
+        memories.append(memory_of(sieve)[20:])
+    return memories
+
+
+def test_a_frozen_or_thawed_parameters_memory_waits(ranks):
+    """Unused while it is thawed, and then frozen: DDP drops what would be delivered either way."""
+    for memories in ranks(2, frozen_or_thawed, numbers(20, 2, 40)):
+        assert memories[4].any()
+        for later_n in memories[5:]:
+            torch.testing.assert_close(later_n, memories[4], rtol=1e-5, atol=1e-6)
+
+
+def loaded_while_frozen(rank, workers, grads_TWn):
+    ddp = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    sieve = gs.attach(ddp, gs.TopK(0.1), exchange="allgather")
+    for grad_Wn in grads_TWn:
+        ddp.zero_grad()
+        ddp(grad_Wn[rank], True).backward()
+    state, before_n = sieve.state_dict(), memory_of(sieve)[20:]
+    ddp = DistributedDataParallel(Sometimes(), find_unused_parameters=True)
+    ddp.module.second.requires_grad_(False)
+    sieve = gs.attach(ddp, gs.TopK(0.1), exchange="allgather")
+    sieve.load_state_dict(state)
+    for grad_Wn in grads_TWn:
+        ddp.zero_grad()
+        ddp(grad_Wn[rank], True).backward()
+    return before_n, memory_of(sieve)[20:]
+
+
+def test_a_memory_that_was_loaded_for_a_frozen_parameter_waits(ranks):
+    for before_n, after_n in ranks(2, loaded_while_frozen, numbers(5, 2, 40)):
+        assert before_n.any()
+        torch.testing.assert_close(after_n, before_n)
+
+
 def uneven(rank, workers, counts):
     ddp = DistributedDataParallel(network(), bucket_cap_mb=SMALL)
     sieve = gs.attach(ddp, gs.HardThreshold(0.02))

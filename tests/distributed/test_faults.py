@@ -39,6 +39,17 @@ def test_sparse_embeddings_are_refused_by_name(ranks):
     assert max(ranks(2, embedding)) < 1
 
 
+def left_to_itself(rank, workers):
+    module = nn.ModuleDict({"table": nn.Embedding(10, 4, sparse=True), "last": nn.Linear(4, 1)})
+    module["last"].register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["table.weight", "last.phase"])
+    gs.attach(DistributedDataParallel(module), gs.TopK(0.1))
+
+
+def test_what_ddp_ignores_may_be_of_any_kind(ranks):
+    ranks(2, left_to_itself)
+
+
 def foreign_hook(state, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
     raise AssertionError
 
@@ -321,3 +332,44 @@ def test_a_mean_of_all_parameters_that_overflows_stays_in_the_memory(ranks):
     for finite, before_n, after_n in ranks(2, overflowing):
         assert not finite
         torch.testing.assert_close(after_n, before_n + 50000.0, rtol=1e-3, atol=0)
+
+
+class TwoKinds(nn.Module):
+    """Two buckets at once, since DDP never mixes types: a sparse one, and one too small to be anything but dense."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Parameter(torch.zeros(4000))
+        self.small = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, grad_n):
+        return (self.wide * grad_n[:4000]).sum() + (self.small * grad_n[4000:]).sum()
+
+
+def skipped_after_loading(rank, workers, grads_TWn):
+    def attached():
+        ddp = DistributedDataParallel(TwoKinds())
+        return ddp, gs.attach(ddp, gs.TopK(0.05))
+
+    def step(ddp, grad_n):
+        ddp.zero_grad()
+        ddp(grad_n).backward()
+
+    ddp, sieve = attached()
+    for grad_Wn in grads_TWn[:-1]:
+        step(ddp, grad_Wn[rank])
+    state = sieve.state_dict()
+    del state[f"memory of rank {rank}"]["small"]  # saved by a run without it
+    ddp, sieve = attached()
+    sieve.load_state_dict(state)
+    before_n = memory_of(sieve)[:4000]
+    bad_n = grads_TWn[-1, rank].clone()
+    bad_n[4000:] = torch.nan
+    step(ddp, bad_n)
+    return before_n.double() + bad_n[:4000].double(), memory_of(sieve)[:4000].double()
+
+
+def test_the_first_step_after_loading_keeps_what_it_sent_if_it_is_skipped(ranks):
+    """The scaler skips a step in which any gradient is not finite; no bucket may have given its memory away for it."""
+    for expected_n, found_n in ranks(2, skipped_after_loading, numbers(5, 2, 4003)):
+        torch.testing.assert_close(found_n, expected_n, rtol=1e-5, atol=1e-6)

@@ -16,12 +16,13 @@ def test_a_log_gets_lines_and_no_bars(often, capsys):
         bars("dense", 1, 4, "epoch 1/4")
         bars("dense", 2, 4)
         bars.restart("dense")
+        bars("dense", 1, 4)
         bars("new", 5, 5)
     out, said = capsys.readouterr()
     assert out == ""
     lines = [line.split(", ") for line in said.splitlines()]
-    assert [line[0] for line in lines] == ["dense: 25%", "dense: 50%", "new: 100%"]
-    assert [line[1] for line in lines] == ["epoch 1/4", "epoch 1/4", "0:00:00 so far"]
+    assert [line[0] for line in lines] == ["dense: 25%", "dense: 50%", "dense: 25%", "new: 100%"]
+    assert [line[1] for line in lines] == ["epoch 1/4", "epoch 1/4", "0:00:00 so far", "0:00:00 so far"]
 
 
 def test_a_log_is_not_flooded(capsys):

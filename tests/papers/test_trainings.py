@@ -3,16 +3,23 @@
 import json
 import math
 import multiprocessing
+import os
+import signal
+import time
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
+import gradsieve as gs
 from gradsieve.lab.errors import LabError
-from gradsieve.lab.papers import checkpoint, trainings
+from gradsieve.lab.papers import checkpoint, snapshot, trainings
 from gradsieve.lab.papers.arm import Arm
 from gradsieve.lab.papers.entry import Context
+from gradsieve.lab.papers.side_by_side import side_by_side
 from gradsieve.lab.papers.trainings import deferred, folder, load, stand_in, trained
+from gradsieve.lab.runner import Options, train
 
 TOPK = Arm("digits", "topk:0.01", 3, workers=4)
 THRESHOLD = Arm("digits", "threshold:0.01", 3, workers=4, seed=1)
@@ -70,6 +77,38 @@ def test_an_error_in_one_of_them_is_said(tmp_path):
     assert set(multiprocessing.active_children()) <= others
 
 
+def killed_or_busy(context, arm):
+    """The first training's process is killed; the other one has news all the time."""
+    if arm == TOPK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for epoch in range(200):
+        time.sleep(0.1)
+        yield epoch, 0.5
+
+
+def test_a_process_that_is_killed_ends_the_others_soon(tmp_path):
+    told = []
+    with pytest.raises(LabError, match=r"ended with \[.*-9"):
+        told.extend(side_by_side(killed_or_busy, Context(tmp_path, jobs=2), [TOPK, THRESHOLD]))
+    assert len(told) < 100
+
+
+def test_an_interrupt_while_processes_start_is_one(tmp_path, monkeypatch):
+    started = []
+
+    def start(process):
+        if started:
+            raise KeyboardInterrupt
+        started.append(process)
+        really_start(process)
+
+    really_start = SpawnProcess.start
+    monkeypatch.setattr(SpawnProcess, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        list(side_by_side(killed_or_busy, Context(tmp_path, jobs=2), [THRESHOLD, THRESHOLD]))
+    assert not started[0].is_alive()
+
+
 def test_whatever_decides_a_result_is_in_its_name():
     context = Context(Path("out"))
     changes = [
@@ -124,6 +163,17 @@ def test_a_stopped_training_goes_on_to_the_same_bits(arm, tmp_path, monkeypatch)
     assert [epoch.epoch for epoch in run.epochs] == [1, 2, 3, 4]
     assert [epoch.seconds for epoch in run.epochs] == sorted(epoch.seconds for epoch in run.epochs)
     assert not (folder(context, arm) / "state.npz").exists()
+
+
+def test_a_restored_training_counts_its_steps_on():
+    task, options = load(Context(Path("unused")), "digits"), Options(workers=4, epochs=2)
+    whole = list(train(task, gs.parse("topk:0.01"), options))[-1]
+    half = next(t for t in train(task, gs.parse("topk:0.01"), options) if t.epoch == 1.0)
+    tensors, plain = snapshot._state(half)
+    *_, last = train(task, gs.parse("topk:0.01"), options, lambda fresh: snapshot.restore(fresh, tensors, plain))
+    one, other = (training.sieve.stats().total for training in (whole, last))
+    assert other.steps == one.steps
+    assert other.bytes == one.bytes
 
 
 def test_without_resume_a_stopped_training_starts_again(tmp_path, monkeypatch):

@@ -40,7 +40,8 @@ def test_a_bad_step_is_seen_and_leaves_no_trace(rule, exchange, feedback, genera
         assert not sim.step(grad_Wn, lr=0.1).isfinite().all()
         if feedback != "none":
             for part, tensor in twin.channel.memory.tensors.items():
-                torch.testing.assert_close(sim.channel.memory.tensors[part], tensor, rtol=1e-6, atol=1e-6)
+                units = 0.1 / 0.4 if feedback == "update" else 1.0  # the memory has followed the rate
+                torch.testing.assert_close(sim.channel.memory.tensors[part] * units, tensor, rtol=1e-6, atol=1e-6)
         for part, tensor in twin.channel.state.items():
             torch.testing.assert_close(sim.channel.state[part], tensor, rtol=1e-6, atol=0, equal_nan=True)
         sim._steps = twin._steps  # random rules draw by the step
@@ -58,3 +59,30 @@ def test_every_parameter_shows_it(scope):
     first_n, second_n = sim.step(grad_Wn).split([30, 20])
     assert not first_n.isfinite().all()
     assert not second_n.isfinite().all()
+
+
+@pytest.mark.parametrize("feedback", ["gradient", "update"])
+def test_a_finite_mean_that_float16_cannot_hold_loses_nothing(feedback):
+    """What was sent for a step that nobody can take is back in the memory, in the units of that step."""
+    sim = gs.Simulator(4, gs.TopK(0.5), workers=2, exchange="allgather", feedback=feedback, dtype=torch.float16)
+    grad_n = torch.tensor([60_000.0, 59_008.0, 57_984.0, 1.0]).half()
+    given_n, delivered_n, finite = torch.zeros(4).double(), torch.zeros(4).double(), []
+    for lr in (1.0, 1.0, 0.5, 0.25, 0.25):
+        mean_n = sim.step(grad_n.expand(2, -1), lr=lr)
+        grad_n = torch.ones(4).half() if len(finite) > 1 else grad_n
+        scale = lr if feedback == "update" else 1.0
+        given_n += scale * (torch.tensor([60_000.0, 59_008.0, 57_984.0, 1.0]) if len(finite) < 3 else torch.ones(4))
+        finite.append(bool(mean_n.isfinite().all()))
+        if finite[-1]:
+            delivered_n += scale * mean_n.double()
+        memory_n = sim.channel.memory.memory_Ln[0].double() * scale
+        torch.testing.assert_close(delivered_n + memory_n, given_n, rtol=1e-3, atol=1.0)
+    assert not all(finite)
+
+
+def test_what_float16_cannot_hold_is_nothing_to_learn_from():
+    sim = gs.Simulator(4, gs.Accordion(0.25, 0.5, interval=1), workers=2, exchange="allgather", dtype=torch.float16)
+    for _ in range(4):
+        sim.step(torch.tensor([60_000.0, 59_008.0, 57_984.0, 57_000.0]).half().expand(2, -1))
+        assert all(not tensor.isinf().any() for tensor in sim.channel.state.values())
+    assert bool(sim.channel.bad)

@@ -154,3 +154,16 @@ def test_strict_sizes_defer_nothing(generator):
     for step in range(20):  # large ones are now with the last owner, now with the first
         sim.step(torch.randn(4, 5000, generator=generator) * (slope_n if step % 2 else slope_n.flip(0)))
     assert sim.stats().total.deferred == 0
+
+
+def test_the_error_counts_what_found_no_room_at_its_owner(generator):
+    sim, deferred = gs.Simulator(4000, gs.TopK(0.05), workers=4, exchange="owner"), 0.0
+    for step in range(6):
+        grad_Wn = torch.randn(4, 4000, generator=generator) * 0.1
+        grad_Wn[step % 4, 1000 * (step % 4) :][:1000] += 5.0 * (step % 2)  # all for one owner
+        sim.step(grad_Wn)
+        last = sim.stats().last
+        kept = sim.channel.memory.memory_Ln.double().square().sum(1).mean().item()
+        assert last.error == pytest.approx(kept)
+        deferred += last.deferred
+    assert deferred > 0

@@ -79,3 +79,15 @@ def test_a_state_is_a_copy():
     sim.step(torch.ones(2, 400))
     for name, parts in before["memory"].items():
         assert torch.equal(parts["memory"], state["memory"][name]["memory"])
+
+
+def test_what_a_state_lacks_starts_afresh(generator):
+    """A head that the saved run did not have: not with the memory of whatever ran here before."""
+    saved, sim = simulator("topk:0.05", exchange="allgather"), simulator("topk:0.05", exchange="allgather")
+    for each in (saved, sim):
+        each.step(torch.randn(2, 400, generator=generator))
+    state = saved.state_dict()
+    del state["memory"]["2"]
+    sim.load_state_dict(state)
+    assert torch.equal(sim.state_dict()["memory"]["0"]["memory"], state["memory"]["0"]["memory"])
+    assert not sim.state_dict()["memory"]["2"]["memory"].any()

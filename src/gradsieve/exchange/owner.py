@@ -195,4 +195,5 @@ def _keep_back(found: Sparse, memory_Ln: Tensor, order_LK: Tensor, index_LK: Ten
         counts_LB=counts_LB,
         offsets_LK=found.offsets_LK.gather(1, first_LK),
         values_LK=found.values_LK.gather(1, first_LK),
+        error_L=None if found.error_L is None else memory_Ln.double().square().sum(1),
     )

@@ -31,6 +31,7 @@ class Plan:
     fixed: int | None  # the rule's own bound on its elements
     strict: bool = False  # agree on sizes at every step
     may_go_dense: bool = True
+    width: int = 4  # bytes of a gradient's element
     known: int | None = None  # slots taken from the last counts
     last: int | None = None  # the last largest count
     rest: int = 0  # dense steps still to go
@@ -71,8 +72,8 @@ class Plan:
 
     @property
     def dense_bytes(self) -> int:
-        """What a rank sends in a ring all-reduce of float32."""
-        return 2 * (self.workers - 1) * 4 * self.size // self.workers
+        """What a rank sends in a ring all-reduce of the gradient."""
+        return 2 * (self.workers - 1) * self.width * self.size // self.workers
 
     def learn(self, wanted: int) -> None:
         """Take in the largest count of the exchange that just ended."""

@@ -63,7 +63,7 @@ class Bars:
 
     def restart(self, part: str) -> None:
         """What was done so far was preparation."""
-        self._progress.reset(self._tasks[part])
+        self._progress.reset(self._tasks[part], state="")
 
     def _add(self, part: str, total: float, state: str, start: bool = True) -> None:
         self._tasks[part] = self._progress.add_task(part, start=start, total=total, state=state)

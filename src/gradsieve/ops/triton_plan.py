@@ -94,7 +94,10 @@ class Plan:
 
     @staticmethod
     def of(pending: Pending, k_S: tuple[int, ...]) -> "Plan":
-        return _plan(pending.segments, tuple(k_S), pending.grad_Ln.device)
+        plan = _plan(pending.segments, tuple(k_S), pending.grad_Ln.device)
+        if plan.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            _captured.add(plan)
+        return plan
 
     @cached_property
     def clipped(self) -> tuple[int, ...]:
@@ -139,9 +142,13 @@ class Plan:
         return self.known_bands[low, high]
 
 
-@lru_cache(maxsize=4096)  # an owner's k is another one in every step; a captured graph reads its plan again
+@lru_cache(maxsize=4096)  # an owner's k is another one in every step
 def _plan(segments: Segments, k: tuple[int, ...], device: torch.device) -> Plan:
     return Plan(segments, k, device)
+
+
+_captured: set[Plan] = set()
+"""A captured graph reads its plan's tensors at every replay."""
 
 
 @cache  # a captured graph reads them again

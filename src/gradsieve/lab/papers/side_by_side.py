@@ -4,6 +4,7 @@ import multiprocessing
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -33,18 +34,22 @@ def side_by_side(make: Make, context: Context, arms: Sequence[Arm]) -> Iterator[
     threads = max(1, torch.get_num_threads() // jobs)
     alone = replace(context, track=unwatched, jobs=1)
     given = make, alone, list(arms), todo, told, threads
-    processes = [spawn.Process(target=_work, args=given, daemon=True) for _ in range(jobs)]
+    processes: list[SpawnProcess] = []
     try:
-        for process in processes:
+        for _ in range(jobs):
+            process = spawn.Process(target=_work, args=given, daemon=True)
             process.start()
+            processes.append(process)
         left = len(arms)
         while left:
+            codes = [process.exitcode for process in processes]
+            if any(codes):
+                raise LabError(f"trainings side by side: their processes ended with {codes}")
             try:
                 i, news = told.get(timeout=_LOOK)
             except queue.Empty:
-                codes = [process.exitcode for process in processes]
-                if any(codes) or None not in codes:
-                    raise LabError(f"trainings side by side: their processes ended with {codes}") from None
+                if None not in codes:  # they had ended before, so that nothing is on its way
+                    raise LabError(f"trainings side by side: {left} were not told of") from None
                 continue
             if isinstance(news, str):
                 raise LabError(f"{arms[i].title}: {news}")

@@ -13,6 +13,7 @@ from torch import Tensor
 import gradsieve as gs
 from gradsieve.lab.papers import checkpoint
 from gradsieve.lab.runner import Training
+from gradsieve.meter import Tally
 
 GPU_SECONDS = 60.0
 """Between two saves where epochs take a second: a state is some hundreds of megabytes."""
@@ -79,8 +80,7 @@ def restore(training: Training, tensors: Mapping[str, Tensor], plain: Mapping[st
     for name, value in plain["plan"].items():
         setattr(sieve.channel.plan, name, value)
     sieve.channel.memory_is_empty = plain["empty"]
-    total = {name: value for name, value in plain["total"].items() if name != "steps"}  # the meter counts them itself
-    sieve.meter.record(plain["step"] - 1, **total)
+    sieve.meter.go_on(Tally(**plain["total"]))
     training.step, training.epoch = plain["step"], plain["epoch"]
     training.gradient_seconds = plain["gradient_seconds"]
     training.device_seconds = dict(plain["device_seconds"])
