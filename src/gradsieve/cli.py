@@ -23,9 +23,20 @@ try:
     from gradsieve.lab.processes import processes
     from gradsieve.lab.progress import Bars
     from gradsieve.lab.runner import Options, virtual
+    from gradsieve.version import __version__
 except ModuleNotFoundError as missing:  # the core alone is installed
     print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
     raise SystemExit(2) from None
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def _picture(path: Path | None) -> Path | None:
+    """Said before anything is measured."""
+    if path is not None and path.suffix not in _FORMATS:
+        raise typer.BadParameter(f"takes a name that ends in {', '.join(_FORMATS)}, not {path.name}")
+    return path
+
 
 app = typer.Typer(
     name="gradsieve",
@@ -62,7 +73,12 @@ _REPORT_HELP = """Rebuild report.html, curves.png and summary.json from the resu
 
 
 @app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False
+) -> None:
+    if version:
+        print(f"gradsieve {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -186,7 +202,15 @@ def reproduce(
             help="Where trainings are kept, for all entries. Default: OUT/trainings, or runs/papers/trainings."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=256, help="Trainings side by side, a process each.")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Trainings side by side, each in a process with its share of the threads; on a CPU a result depends "
+            "on their number, as sums of rounded figures do.",
+        ),
+    ] = 1,
     compiled: Annotated[bool, typer.Option("--compile", help="With --device cuda: compile networks first.")] = False,
 ) -> int:
     from gradsieve.lab.papers import command
@@ -226,18 +250,28 @@ iproute2); where that cannot be had, loopback is measured. All ways run in rando
 
 @bench.command("step", help=_STEP_HELP)
 def bench_step(
-    workers: Annotated[list[int] | None, typer.Option(min=1, help="How many ranks; give it again for more.")] = None,
-    link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
+    workers: Annotated[
+        list[int] | None, typer.Option(min=1, help="How many ranks; give it again for more. Default: 2.")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: the first three and 10mbit."),
+    ] = None,
     way: Annotated[
         list[str] | None,
-        typer.Option(help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ..."),
+        typer.Option(
+            help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ... "
+            "Default: PyTorch's ways and six rules."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
     bucket_view: Annotated[
         bool, typer.Option("--bucket-view", help="All ways under DDP's gradient_as_bucket_view=True.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
-    plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to draw all newest rows of --out.", callback=_picture)
+    ] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Where to write them as tables, with each phase's part.")
     ] = None,
@@ -287,8 +321,12 @@ def bench_accuracy(
         typer.Option(help="What to train: digits-wide, cifar-wide, or another task with labels."),
     ] = "digits-wide",
     workers: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 2,
-    link: Annotated[list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback.")] = None,
-    way: Annotated[list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ...")] = None,
+    link: Annotated[
+        list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: 100mbit.")
+    ] = None,
+    way: Annotated[
+        list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ... Default: all of them.")
+    ] = None,
     target: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy to reach.")] = 0.95,
     epochs: Annotated[int, typer.Option(min=1, help="The schedule's length, and the most that is trained.")] = 20,
     every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = 10,
@@ -297,7 +335,9 @@ def bench_accuracy(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the shuffling.")] = 0,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
     out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/accuracy.jsonl"),
-    plot: Annotated[Path | None, typer.Option(help="Where to draw all newest rows of --out.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to draw all newest rows of --out.", callback=_picture)
+    ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Where to write them as a table.")] = None,
 ) -> int:
     from gradsieve.lab.bench import training

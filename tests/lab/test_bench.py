@@ -169,6 +169,9 @@ def test_time_to_accuracy(tmp_path, capsys):
         (["step", "--link", "fast"], "link takes loopback, unshaped, or a rate such as 100mbit"),
         (["accuracy", "--way", "PowerSGD"], "not 'PowerSGD'"),
         (["accuracy", "--task", "nothing"], "nothing"),
+        (["accuracy", "--way", "no exchange"], "way takes what exchanges gradients here"),
+        (["accuracy", "--plot", "curves.txt"], "ends in .png, .svg, .pdf, not curves.txt"),
+        (["step", "--plot", "steps"], "ends in .png, .svg, .pdf, not steps"),
     ],
 )
 def test_what_is_wrong_is_said_before_ranks_start(arguments, said, tmp_path, monkeypatch, capsys):

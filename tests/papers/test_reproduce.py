@@ -89,7 +89,8 @@ def test_each_entry_runs_quickly_and_writes_what_it_promises(key, trainings, tmp
 
 BAD = [
     (["reproduce"], "name an entry"),
-    (["reproduce", "sahu2021/fig2"], "accepted: all, foroutan2020/table1"),
+    (["reproduce", "sahu2021/fig2"], "did you mean sahu2021/fig2"),
+    (["reproduce", "sahu2021/fig8", "--jobs", "2"], "leave --jobs"),
     (["reproduce", ""], "unknown entry"),
     (["reproduce", "../x"], "unknown entry"),
     (["reproduce", "sahu2021/fig7"], "give --data-dir or set GRADSIEVE_DATA"),

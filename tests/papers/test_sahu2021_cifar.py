@@ -199,7 +199,7 @@ def test_images_where_they_are_there(tmp_path):
     out = tmp_path / "out"
     arguments = ["reproduce", "sahu2021/fig3", "--quick", "--epochs", "1", "--data-dir", str(data), "--out", str(out)]
     assert main(arguments) == 0
-    assert json.loads((out / "summary.json").read_text())["data"].startswith("CIFAR-10")
+    assert json.loads((out / "summary.json").read_text())["data"].startswith("512 + 200 images of CIFAR-10")
     assert len(list((out / "trainings").iterdir())) == 2, "kept with the results, where no other place is given"
     task = load(Context(out, data_dir=data, quick=True), "cifar")
     assert len(task.train_labels) == QUICK_TRAIN < 5 * len(images)

@@ -18,7 +18,9 @@ class Bars:
     The bars show with the first event and go where an error ends the run, which then is all there is to read.
     """
 
-    def __init__(self, waiting: Iterable[str] = ()) -> None:
+    def __init__(self, waiting: Iterable[str] = (), title: str = "") -> None:
+        """``title`` is what a line of a log begins with."""
+        self._title = title
         self._console = Console(stderr=True, soft_wrap=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -56,7 +58,7 @@ class Bars:
         self._progress.update(task.id, completed=done, total=total, state=said)
         if self._progress.disable and monotonic() >= self._due:
             self._due = monotonic() + PAUSE
-            facts = [f"{part}: {done / total:.0%}", said, f"{clock(task.elapsed or 0)} so far"]
+            facts = [self._title, f"{part}: {done / total:.0%}", said, f"{clock(task.elapsed or 0)} so far"]
             if task.time_remaining is not None:
                 facts.append(f"{clock(task.time_remaining)} left")
             self._console.print(", ".join(filter(None, facts)), markup=False, highlight=False)

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 
+from matplotlib import colormaps, rc_context
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -13,6 +15,7 @@ from gradsieve.lab.bench.start import links
 from gradsieve.lab.bench.step import OURS, Row, measure
 from gradsieve.lab.bench.ways import PEERS, check
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.style import LOOK
 
 LINKS = ("unshaped", "1gbit", "100mbit", "10mbit")
 
@@ -116,11 +119,9 @@ def profile(rows: Sequence[Row]) -> str:
     return "\n".join(parts)
 
 
+@rc_context(LOOK)
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Milliseconds a step over the link's speed, a line a way, a panel for each number of workers and layout."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
     ways = list(dict.fromkeys(row.way for row in rows))
     paired = colormaps["tab20"].colors  # type: ignore[attr-defined]
     colours = dict(zip(ways, cycle([*paired[::2], *paired[1::2]]), strict=False))
@@ -130,8 +131,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     for panel, (workers, bucket_view) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), panel + 1)
         for way in ways:
-            chosen = (row for row in rows if (row.way, row.workers, row.bucket_view) == (way, workers, bucket_view))
-            of_way = {row.link: row for row in chosen}
+            chosen = [row for row in rows if (row.way, row.workers, row.bucket_view) == (way, workers, bucket_view)]
+            of_way = {row.link: row for row in sorted(chosen, key=lambda row: reached.index(row.link))}
             ours = way not in PEERS
             axes.plot(
                 [reached.index(link) for link in of_way],
@@ -145,8 +146,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xticks(range(len(reached)), reached)
         axes.set_title(f"{workers} workers{', gradients as bucket views' if bucket_view else ''}")
+        axes.set_xlabel("link")
         axes.set_ylabel("ms a step")
-        axes.grid(alpha=0.3)
     figure.axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)

@@ -1,10 +1,10 @@
-"""Every op against the floor that memory sets, ``e.add_(g)``, and against what peers do. Checks first, then times.
+"""Every op against the floor that memory sets, e.add_(g), and against what peers do. Checks first, then times.
 
-``gradsieve bench ops --device cpu --sizes 11200000 --densities 0.001 0.01 --out benchmarks/results/ops.jsonl``
-``gradsieve bench ops --device cuda --sizes 124000000 --networks ResNet-50 'GPT-2 small'``
+    gradsieve bench ops --device cpu --sizes 11200000 --densities 0.001 0.01 --out benchmarks/results/ops.jsonl
+    gradsieve bench ops --device cuda --sizes 124000000 --networks ResNet-50 'GPT-2 small'
 
 All contenders of one size run in random order, again and again, memory restored before each; ratios are of medians
-within one run. An op that does not agree with ``ops.reference`` gets no figure. On CUDA the device is kept busy while
+within one run. An op that does not agree with ops.reference gets no figure. On CUDA the device is kept busy while
 launches queue up, as it is in a backward pass: times are the device's, and what a call takes on the host stands beside
 them.
 """
@@ -20,6 +20,8 @@ from statistics import median, quantiles
 from typing import Any, NoReturn
 
 import torch
+from matplotlib import colormaps, rc_context
+from matplotlib.figure import Figure
 
 from gradsieve import ops
 from gradsieve.lab.bench.clock import Clock
@@ -27,6 +29,7 @@ from gradsieve.lab.bench.contenders import Bench, Contender
 from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.sequence import UNTIMED, sequence
 from gradsieve.lab.bench.shapes import NETWORKS, tensors
+from gradsieve.lab.style import LOOK
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,9 @@ def table(rows: Sequence[Row]) -> None:
         console.print(out)
 
 
+@rc_context(LOOK)
 def plot(rows: Sequence[Row], path: Path) -> None:
     """A row an op, a point a size or network, a panel a density."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
     names = [name for name in dict.fromkeys(row.op for row in rows) if name not in ("add", "zero")]
     densities = sorted({row.density for row in rows})
     sizes = sorted({(row.network or "", row.n) for row in rows})
@@ -153,13 +154,16 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             axes.plot(ratios, heights, marker, color=shades(i), label=label, markersize=5, alpha=0.85)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.set(title=f"density {density:g}", xscale="log", xlabel="time over its floor")
-        axes.grid(alpha=0.3)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     floor = "floor: e.add_(g); for decode, zeroing its output; for a threshold by layers, the flat call"
     figure.supxlabel(floor, fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Examples as they stand, and every default."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -189,7 +193,7 @@ def density(text: str) -> float:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="gradsieve bench ops", description=__doc__, formatter_class=_Help)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where the ops run")
     parser.add_argument("--sizes", type=at_least(1), nargs="+", default=[1_000_000, 11_200_000], help="coordinates")
     parser.add_argument(
@@ -200,7 +204,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=at_least(0), default=200, help="of the trainings with feedback; 0: none")
     parser.add_argument("--threads", type=at_least(1), default=1, help="of the CPU")
     parser.add_argument("--clock", default="wall", choices=["wall", "thread"], help="thread: on a shared machine")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"), help="rows are appended here")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ops.jsonl"),
+                        help="rows are appended here, and drawn beside it")  # fmt: skip
     options = parser.parse_args(argv)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("device cuda: PyTorch finds no GPU here")

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 from rich.table import Table
 
 from gradsieve.lab import tasks
@@ -14,6 +17,7 @@ from gradsieve.lab.bench.machine import machine
 from gradsieve.lab.bench.start import links, run_ranks
 from gradsieve.lab.bench.ways import AUTO, check
 from gradsieve.lab.errors import LabError
+from gradsieve.lab.style import LOOK
 from gradsieve.lab.tasks.base import Classification
 
 WAYS = ("dense", "PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "topk:0.01", "threshold:0.02")
@@ -63,6 +67,8 @@ def run(
         check(way)
         if way.split(" ")[0] == AUTO:
             raise LabError(f"way takes a threshold of its own here, such as threshold:0.02, not {AUTO}")
+        if way == "no exchange":
+            raise LabError("way takes what exchanges gradients here: without that, ranks train models of their own")
     if not isinstance(tasks.get(task, data_dir=data_dir), Classification):
         raise LabError(f"{task} has no labels to be judged by: choose another --task")
     if reason:
@@ -151,11 +157,9 @@ def cells(row: Arrival, arrivals: Sequence[Arrival]) -> list[str]:
     return [row.task, str(row.workers), row.link, row.way, seconds, str(row.steps), accuracy, ratio]
 
 
+@rc_context(LOOK)
 def plot(arrivals: Sequence[Arrival], path: Path) -> None:
     """Accuracy over seconds of training, a panel for each kind of training."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
-
     panels = list(dict.fromkeys(map(kind, arrivals)))
     colours = {way: f"C{i % 10}" for i, way in enumerate(dict.fromkeys(row.way for row in arrivals))}
     columns = min(2, len(panels))
@@ -170,7 +174,7 @@ def plot(arrivals: Sequence[Arrival], path: Path) -> None:
                 style = "-" if ":" in row.way else "--"
                 points = [100 * a for a in accuracy]
                 axes.plot(seconds, points, style, color=colours[row.way], marker=".", label=row.way)
-        axes.axhline(100 * target, color="grey", linewidth=0.8)
+        axes.axhline(100 * target, color="grey", linewidth=0.8, label="target")
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
@@ -178,7 +182,6 @@ def plot(arrivals: Sequence[Arrival], path: Path) -> None:
         axes.set_xlabel("seconds of training")
         axes.set_ylabel("test accuracy, %")
         axes.set_title(f"{task}, {workers} workers, {link}")
-        axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)

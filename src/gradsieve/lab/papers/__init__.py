@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+from difflib import get_close_matches
 from functools import cache
 
 from gradsieve.lab.errors import LabError
@@ -25,7 +26,9 @@ def entries() -> dict[str, Entry]:
 
 def get(key: str) -> Entry:
     if key not in entries():
-        raise LabError(f"unknown entry {key!r}; accepted: all, {', '.join(entries())}")
+        near = get_close_matches(key, entries(), n=3)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise LabError(f"unknown entry {key!r}: {meant}gradsieve reproduce --list shows all")
     return entries()[key]
 
 

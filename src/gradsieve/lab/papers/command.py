@@ -38,9 +38,13 @@ def listing() -> int:
 
 def reproduce(key: str | None, options: Options) -> int:
     """Runs one entry or all; of all, those without their data are named at the end and make the status 2."""
-    missing: list[str] = []
-    for entry in chosen(key, epochs=options.epochs, seeds=options.seeds, device=options.device):
+    missing: dict[str, list[str]] = {}  # what could not be run, by the reason
+    wanted = chosen(key, epochs=options.epochs, seeds=options.seeds, device=options.device)
+    for number, entry in enumerate(wanted, start=1):
+        if len(wanted) > 1:
+            print(f"{number}/{len(wanted)} {entry.key}: {entry.title}", file=sys.stderr, flush=True)
         home = options.out or HOME
+        shares = key != "all" or entry.stages is not None
         own = home / entry.key if key == "all" or options.out is None else home
         context = Context(
             own,
@@ -50,27 +54,27 @@ def reproduce(key: str | None, options: Options) -> int:
             epochs=options.epochs,
             quick=options.quick,
             resume=options.resume,
-            jobs=options.jobs,
-            compiled=options.compiled,
+            jobs=options.jobs if shares else 1,
+            compiled=options.compiled and shares,
         )
         try:
             _one(entry.key, context, options.seeds)
         except LabError as error:
             if key != "all":
                 raise
-            missing.append(f"{entry.key}: {error}")
+            missing.setdefault(str(error).removeprefix(f"{entry.key} "), []).append(entry.key)
         except KeyboardInterrupt:
             print("gradsieve: interrupted; the same command with --resume goes on from here", file=sys.stderr)
             return INTERRUPTED
     if missing:
-        raise LabError(f"not run: {'; '.join(missing)}")
+        raise LabError("not run: " + "; ".join(f"{', '.join(keys)}: {why}" for why, keys in missing.items()))
     return 0
 
 
 def _one(key: str, context: Context, seeds: int | None) -> None:
     entry = get(key)
     context = context_of(entry, context, seeds)
-    with Bars() as bars:
+    with Bars(title=key) as bars:
         outcome = run(entry, replace(context, track=bars))
     shown = Console(soft_wrap=True)
     Console().print(console.table(f"{entry.key}: {entry.title}", outcome.rows))

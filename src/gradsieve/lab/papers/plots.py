@@ -1,6 +1,7 @@
 """One look for all reproduced figures: the paper's axes side by side, a legend above, what was run below."""
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = ["BASELINE", "COLOURS", "curve", "finish", "logarithmic", "panels", "s
 BASELINE = "#52606d"
 _QUIET = "#616e7c"
 _POINTS = 500
+_CHARACTERS = 14  # of a note, an inch
 _RC = {
     **LOOK,
     "svg.hashsalt": "gradsieve",
@@ -46,7 +48,8 @@ def panels(count: int, note: str, *, columns: int = 3, height: float = 3.6) -> t
     grid = figure.subplots(rows, across, squeeze=False)
     for axes in list(grid.flat)[count:]:
         axes.remove()
-    figure.supxlabel(note, fontsize=8.5, color=_QUIET)
+    lines = [textwrap.fill(line, int(_CHARACTERS * figure.get_figwidth())) for line in note.splitlines()]
+    figure.supxlabel("\n".join(lines), fontsize=8.5, color=_QUIET)
     return figure, list(grid.flat)[:count]
 
 

@@ -31,6 +31,8 @@ def context_of(entry: Entry, context: Context, seeds: int | None) -> Context:
         raise LabError(f"{entry.key} has no epochs: leave --epochs out")
     if seeds is not None and entry.seeds is None:
         raise LabError(f"{entry.key} has no seeds: leave --seeds out")
+    if entry.stages is None and (context.jobs > 1 or context.compiled):
+        raise LabError(f"{entry.key} makes no trainings that are shared: leave --jobs and --compile out")
     data_dir = folder_of(context.data_dir)
     if data_dir is not None and not data_dir.is_dir():
         raise LabError(f"the data directory {data_dir} is not there")
@@ -58,7 +60,7 @@ def _check_device(entry: Entry, context: Context) -> None:
 def chosen(key: str | None, *, epochs: int | None, seeds: int | None, device: str) -> list[Entry]:
     """The entries that a key names: one, or all that the other options make sense for."""
     if key is None:
-        raise LabError(f"name an entry, or all, or give --list; entries are {', '.join(entries())}")
+        raise LabError("name an entry, such as sahu2021/fig7, or all, or give --list")
     if key != "all":
         return [get(key)]
     return [
@@ -81,8 +83,18 @@ def run(entry: Entry, context: Context) -> Outcome:
             if before is not None:  # refused: the results are still those of before
                 write_file(summary, before)
             raise
+        if context.quick:
+            outcome = _as_quick(outcome)
         _write(entry, context, outcome)
     return outcome
+
+
+def _as_quick(outcome: Outcome) -> Outcome:
+    """With the reason for whatever differs, where nothing else is one."""
+    rows = [
+        replace(row, why=row.why or "a quick run") if row.gap or row.holds is False else row for row in outcome.rows
+    ]
+    return replace(outcome, rows=rows, notes=[*outcome.notes, QUICK])
 
 
 def _write(entry: Entry, context: Context, outcome: Outcome) -> None:
@@ -100,8 +112,7 @@ def _write(entry: Entry, context: Context, outcome: Outcome) -> None:
         "version": __version__,
         "seconds": round(time.perf_counter() - context.started, 1),
     }
-    notes = [*outcome.notes, *([QUICK] if context.quick else [])]
-    write_summary(context.out / "summary.json", about, outcome.rows, notes)
+    write_summary(context.out / "summary.json", about, outcome.rows, outcome.notes)
 
 
 def _table(results: Sequence[dict[str, float | int | str]]) -> bytes:

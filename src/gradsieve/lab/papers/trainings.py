@@ -88,6 +88,7 @@ def _task(name: str, data_dir: Path | None, cache_dir: Path | None, quick: bool)
         train, test = _few(len(task.train_labels), QUICK_TRAIN), _few(len(task.test_labels), QUICK_TEST)
         task = replace(
             task,
+            description=f"{len(train)} + {len(test)} images of {task.description}",
             train_inputs=task.train_inputs[train],
             train_labels=task.train_labels[train],
             test_inputs=task.test_inputs[test],

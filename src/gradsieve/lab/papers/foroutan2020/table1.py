@@ -74,7 +74,7 @@ def run(context: Context) -> Outcome:
     accuracy = {cell: mean(of_seeds) for cell, of_seeds in found.items()}
     rows = compare(accuracy, arms[0].epochs, task(context))
     scale = f"epochs: {arms[0].epochs}, seeds: {context.seeds}"
-    note = f"{found[CELLS[0]][0].about.description}\nk = 1%; {scale}; dotted: the paper's"
+    note = f"{found[CELLS[0]][0].about.description}\nk = 1%; {scale}; dotted: the paper's, of ResNet-18 on CIFAR-10"
     return Outcome(draw(accuracy, note), rows.rows, results(found), found[CELLS[0]][0].about.description)
 
 

@@ -1,7 +1,6 @@
 """What the figures beside CIFAR-10's share: a benchmark of the paper (its Tables 3 and 4), and how it is judged."""
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,7 +15,6 @@ from gradsieve.lab.records import EpochRow
 
 QUICK_EPOCHS = 2
 SEEDS = 3
-_LINE = 90  # characters under a figure of one panel
 _NOT_THEIRS = "not the paper's data"
 
 
@@ -143,8 +141,7 @@ class Benchmark:
     def note(self, context: Context, method: Judged) -> str:
         """What was run, for under a figure."""
         about = method.runs[0].about
-        described = textwrap.fill(about.description, _LINE)
         return (
-            f"{described}\n{about.workers} workers x {about.batch_size}, {about.epochs} epochs "
+            f"{about.description}\n{about.workers} workers x {about.batch_size}, {about.epochs} epochs "
             f"(paper: {self.epochs}), {method.label}{', a quick run' if context.quick else ''}"
         )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from gradsieve.lab.papers import plots
 from gradsieve.lab.papers.sahu2021.methods import Method
 
-_LABELS = {"error": "mean over workers of |e|²", "density": "density k_t / d"}
+_LABELS = {"error": "mean over workers of |e|²", "density": "density $k_t / d$"}
 
 
 def draw(
@@ -22,7 +22,8 @@ def draw(
 ) -> Figure:
     """Accuracy by iteration or epoch, then ``figures`` of the steps: means over seeds, with their range as a shade."""
     with plots.style():
-        figure, axes = plots.panels(1 + len(figures), note)
+        several = any(len(method.runs) > 1 for method in methods.values())
+        figure, axes = plots.panels(1 + len(figures), f"{note}; shade: range over seeds" if several else note)
         for letter, part in zip("abc", axes, strict=False):
             part.set(title=f"({letter})" if figures else "", xlabel="epoch" if by_epoch else "iteration")
         axes[0].set_ylabel("test accuracy (%)")

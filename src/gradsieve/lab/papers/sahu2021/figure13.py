@@ -26,7 +26,8 @@ def run(context: Context) -> Outcome:
     rows.against("parameters", gradient.runs[0].about.parameters)
     for name, method in zip(FEEDBACKS, methods.values(), strict=True):
         rows.against(name, method.accuracy, why)
-        rows.against(f"{name}_deviation", method.deviation, method.label)
+        label = method.label if len(method.runs) > 1 else "one seed has none"
+        rows.against(f"{name}_deviation", method.deviation, label)
     rows.alone(
         "gradient less update compression: points of accuracy",
         gradient.accuracy - update.accuracy,

@@ -93,7 +93,9 @@ def _compare(rows: Comparison, main: Curves, matched: Curves, printed: float, th
         early, base = _early(curves, rule), _early(main, 1)
         rows.alone(f"{name}: elements sent over top-1's", curves.elements_PRS[-1, rule].mean().item() / top)
         rows.alone(f"{name}: total error of top-1 over its own (means)", (base_S.mean() / error_S.mean()).item())
-        rows.alone(f"{name}: seeds in which its total error is smaller", (error_S < base_S).double().mean().item())
+        rows.alone(
+            f"{name}: share of seeds in which its total error is smaller", (error_S < base_S).double().mean().item()
+        )
         rows.alone(f"{name}: mean f - f* over the first {min(EARLY, steps)} steps", early.mean().item())
         rows.alone(f"{name}: that of top-1 over it", (base.mean() / early.mean()).item())
         late = curves.above_PRS[-EARLY:, rule].mean() / main.above_PRS[-EARLY:, 1].mean()

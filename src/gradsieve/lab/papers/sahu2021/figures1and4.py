@@ -62,7 +62,7 @@ class View:
             f"{len(rules)} rules and {context.seeds} seeds side by side, {torch.get_num_threads()} threads",
         )
         size = " x ".join(f"{part:,}" for part in problem.features_Nd.shape)
-        note = f"{problem.name}, {size}; {WORKERS} workers, batch 1; mean and range of {context.seeds} seeds"
+        note = f"{problem.name}, {size}; {WORKERS} workers, batch 1; mean and range over seeds: {context.seeds}"
         notes = ["generated data: gisette's LIBSVM file was not there"] if problem.generated else []
         return Outcome(draw(self.key, curves, share, note), rows.rows, curves.results(NAMES), problem.name, notes)
 
@@ -75,10 +75,10 @@ class View:
         rows.alone("elements sent: hard threshold over top-10", hard / top)
         totals = curves.total_error_RS.mean(-1)
         rows.alone("total error: top-10 over hard threshold", (totals[1] / totals[2]).item())
-        first = curves.iteration_P <= 500
-        early = curves.above_PRS[first].mean((0, 2))
+        early = min(500, int(curves.iteration_P[-1]))
+        above = curves.above_PRS[curves.iteration_P <= early].mean((0, 2))
         for rule, name in enumerate(NAMES):
-            rows.alone(f"{name}: mean f - f* over the first 500 iterations", early[rule].item())
+            rows.alone(f"{name}: mean f - f* over the first {early} iterations", above[rule].item())
             rows.alone(f"{name}: f - f* at the end", curves.above_PRS[-1, rule].mean().item())
 
 

@@ -85,7 +85,8 @@ class View:
 
 def draw(dense: Method, methods: Mapping[str, list[Method]], note: str) -> Figure:
     with plots.style():
-        figure, (axes,) = plots.panels(1, note, height=4.2)
+        bars = "; bars: standard deviation over seeds" if len(dense.runs) > 1 else ""
+        figure, (axes,) = plots.panels(1, note + bars, height=4.2)
         axes.axhline(dense.accuracy, linestyle="--", color=plots.BASELINE, label="no compression")
         for (name, unordered), colour in zip(methods.items(), plots.COLOURS, strict=False):
             points = sorted(unordered, key=lambda method: method.density)

@@ -46,7 +46,9 @@ def run(context: Context) -> Outcome:
     for network, methods in found.items():
         rows.against(f"{network}_lambda", _threshold(context, network))
         for name, method in methods.items():
-            spread = f"standard deviation {method.deviation:.2f}, {method.label}, the paper has 6"
+            spread = f"{method.label}, the paper has 6"
+            if len(method.runs) > 1:
+                spread = f"standard deviation {method.deviation:.2f}, {spread}"
             rows.against(f"{network}_{name}_accuracy", method.accuracy, "; ".join(filter(None, [spread, why])))
             rows.against(f"{network}_{name}_density", method.density, why)
     for network, methods in found.items():
@@ -123,8 +125,12 @@ def draw(found: dict[str, dict[str, Method]], rows: Comparison, note: str) -> Fi
                     color=colour,
                     label=METHODS[name],
                 )
-                part.plot([theirs[0]], [theirs[1]], "o", color=colour, fillstyle="none", label="the same in the paper")
+                part.plot([theirs[0]], [theirs[1]], "o", color=colour, fillstyle="none")
                 shown += [method.density, theirs[0]]
-            part.set(title=NETWORKS[network], xlabel="average density (%)", ylabel="test accuracy (%)")
+            part.plot([], [], "o", color=plots.BASELINE, fillstyle="none", label="the same in the paper")
+            (trained,) = {run.about.task for method in methods.values() for run in method.runs}
+            own = trained == f"cifar-{network}"
+            title = NETWORKS[network] if own else f"{trained} in place of {NETWORKS[network]}"
+            part.set(title=title, xlabel="average density (%)", ylabel="test accuracy (%)")
             densities(part, shown)
         return plots.finish(figure, axes)
