@@ -254,7 +254,7 @@ class Channel:
         if self._flushed_Ln is not None and bool(bad):
             self.memory.tensors["memory"] = self._flushed_Ln.mul_(self._decay).add_(memory_Ln)
             self.memory_is_empty = False
-        if self._sent is not None:
+        if self._sent is not None and bad is not self._undone:
             again = bad & ~self._undone
             if isinstance(self.exchange, Owner):  # it has what was sent, or passed it on
                 self.exchange.take_back(again)
