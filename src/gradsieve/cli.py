@@ -3,12 +3,9 @@
 An error that the user can put right is one line on the error stream and exit status 2.
 """
 
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 try:
@@ -18,8 +15,9 @@ try:
     from gradsieve.lab import compare as comparison
     from gradsieve.lab import report as reports
     from gradsieve.lab import tasks
+    from gradsieve.lab.bench.command import bench
     from gradsieve.lab.console import Watch, notes, table
-    from gradsieve.lab.errors import INTERRUPTED, LabError
+    from gradsieve.lab.errors import INTERRUPTED, LabError, ends_on_sigterm
     from gradsieve.lab.processes import processes
     from gradsieve.lab.progress import Bars
     from gradsieve.lab.runner import Options, virtual
@@ -27,16 +25,6 @@ try:
 except ModuleNotFoundError as missing:  # the core alone is installed
     print(f"gradsieve: the command line needs {missing.name}: pip install 'gradsieve[lab]'", file=sys.stderr)
     raise SystemExit(2) from None
-
-_FORMATS = (".png", ".svg", ".pdf")
-
-
-def _picture(path: Path | None) -> Path | None:
-    """Said before anything is measured."""
-    if path is not None and path.suffix not in _FORMATS:
-        raise typer.BadParameter(f"takes a name that ends in {', '.join(_FORMATS)}, not {path.name}")
-    return path
-
 
 app = typer.Typer(
     name="gradsieve",
@@ -54,15 +42,15 @@ Writes results.jsonl, summary.json, report.html and curves.png into --out.
 
   gradsieve compare
 
-  gradsieve compare --rule dense --rule topk:0.01 --rule threshold:auto --epochs 20 --out runs/demo
+  gradsieve compare --rule topk:0.01 --rule threshold:auto --out runs/demo
 
-  gradsieve compare --workers 16 --rule dense --rule blockrandomk:0.01 --exchange allreduce
+  gradsieve compare --workers 16 --rule blockrandomk:0.01 --exchange allreduce
 
   gradsieve compare --launch processes --workers 2 --rule topk:0.01 --epochs 5
 
-  gradsieve compare --task cifar --data-dir DIR --epochs 10 --rule topk:0.001 --rule threshold:auto
+  gradsieve compare --task cifar --data-dir DIR --epochs 10 --rule topk:0.001
 
-  gradsieve compare --task cifar-resnet18 --data-dir DIR --device cuda --workers 8 --rule dense --rule threshold:0.0072
+  gradsieve compare --task cifar-resnet18 --data-dir DIR --device cuda
 """
 _REPORT_HELP = """Rebuild report.html, curves.png and summary.json from the results.jsonl of a directory; never trains.
 
@@ -144,7 +132,7 @@ def compare(
         workers, epochs, seed, batch_size, lr, scope, feedback, exchange, values, strict, device, compiled
     )
     chosen = tasks.get(task, data_dir=data_dir, cache_dir=cache_dir)
-    with _ends_on_sigterm(), Bars(rules) as bars:
+    with ends_on_sigterm(), Bars(rules) as bars:
         launcher = processes(data_dir, cache_dir) if launch == "processes" else virtual
         outcome = comparison.compare(
             chosen, rules, options, out, Watch(bars, epochs), title=name or out.name, launcher=launcher
@@ -216,172 +204,11 @@ def reproduce(
     from gradsieve.lab.papers import command
 
     options = command.Options(data_dir, out, device, seeds, epochs, quick, resume, trainings, jobs, compiled)
-    with _ends_on_sigterm():
+    with ends_on_sigterm():
         return command.listing() if show else command.reproduce(entry, options)
 
 
-bench = typer.Typer(help="Measure: what an op, a step, a link costs here.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-
-
-@bench.command(
-    "ops", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False
-)
-def bench_ops(context: typer.Context) -> int:
-    """Every op against the floor that memory sets, e.add_(g), and against what peers do."""
-    from gradsieve.lab.bench import ops
-
-    ops.main(context.args)
-    return 0
-
-
-_STEP_HELP = """One DDP step under every way to exchange gradients, over links of several speeds.
-
-The model has ResNet-18's shapes. Links join network namespaces of this machine and are shaped (needs root and
-iproute2); where that cannot be had, loopback is measured. All ways run in random order, again and again.
-
-[bold]Examples[/bold]
-
-  gradsieve bench step --workers 2 --link 100mbit
-
-  gradsieve bench step --workers 2 --workers 4 --link unshaped --link 1gbit --way dense --way topk:0.001
-"""
-
-
-@bench.command("step", help=_STEP_HELP)
-def bench_step(
-    workers: Annotated[
-        list[int] | None, typer.Option(min=1, help="How many ranks; give it again for more. Default: 2.")
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: the first three and 10mbit."),
-    ] = None,
-    way: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="dense, 'fp16 hook', 'PowerSGD rank 1', a rule, 'topk:0.001 float32 strict' ... "
-            "Default: PyTorch's ways and six rules."
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="How often each way gets its turn.")] = 8,
-    bucket_view: Annotated[
-        bool, typer.Option("--bucket-view", help="All ways under DDP's gradient_as_bucket_view=True.")
-    ] = False,
-    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/step.jsonl"),
-    plot: Annotated[
-        Path | None, typer.Option(help="Where to draw all newest rows of --out.", callback=_picture)
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Where to write them as tables, with each phase's part.")
-    ] = None,
-) -> int:
-    from gradsieve.lab.bench import network
-    from gradsieve.lab.bench.step import OURS
-    from gradsieve.lab.bench.ways import PEERS
-
-    console = Console()
-    ways = way or [*PEERS, *OURS]
-
-    def tell(text: str) -> None:
-        console.print(text, style="dim")
-
-    with _ends_on_sigterm():
-        rows = network.run(
-            workers or [2], link or network.LINKS, out, tell, ways=ways, rounds=rounds, bucket_view=bucket_view
-        )
-    for shown in network.tables(rows):
-        console.print(shown)
-    if plot is not None:
-        network.plot(network.read(out), plot)
-        print(plot)
-    if markdown is not None:
-        newest = network.read(out)
-        markdown.write_text(network.markdown(newest) + "\n" + network.profile(newest), encoding="utf-8")
-        print(markdown)
-    return 0
-
-
-_ACCURACY_HELP = """Seconds of training until an accuracy is reached over a slow link, for several ways to exchange.
-
-Ours run first; another way is given up after --patience times our best, since then the ratio is told.
-
-[bold]Examples[/bold]
-
-  gradsieve bench accuracy --task digits-wide --link 100mbit --target 0.95
-
-  gradsieve bench accuracy --task cifar-wide --data-dir DIR --link 100mbit --target 0.4 --every 25
-"""
-
-
-@bench.command("accuracy", help=_ACCURACY_HELP)
-def bench_accuracy(
-    task: Annotated[
-        str,
-        typer.Option(help="What to train: digits-wide, cifar-wide, or another task with labels."),
-    ] = "digits-wide",
-    workers: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 2,
-    link: Annotated[
-        list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: 100mbit.")
-    ] = None,
-    way: Annotated[
-        list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ... Default: all of them.")
-    ] = None,
-    target: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy to reach.")] = 0.95,
-    epochs: Annotated[int, typer.Option(min=1, help="The schedule's length, and the most that is trained.")] = 20,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")] = 10,
-    patience: Annotated[float, typer.Option(min=1.0, help="Times our best before another way is given up.")] = 25.0,
-    judged_by: Annotated[int | None, typer.Option(min=1, help="Test examples of an evaluation. Default: all.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and of the shuffling.")] = 0,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data is. Default: GRADSIEVE_DATA.")] = None,
-    out: Annotated[Path, typer.Option(help="Rows are appended here.")] = Path("benchmarks/results/accuracy.jsonl"),
-    plot: Annotated[
-        Path | None, typer.Option(help="Where to draw all newest rows of --out.", callback=_picture)
-    ] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Where to write them as a table.")] = None,
-) -> int:
-    from gradsieve.lab.bench import training
-
-    console = Console()
-    tasks.get(task, data_dir=data_dir)  # missing data is said before anything starts
-    with _ends_on_sigterm():
-        rows = training.run(
-            task,
-            link or ["100mbit"],
-            out,
-            lambda text: console.print(text, style="dim"),
-            workers=workers,
-            ways=way or training.WAYS,
-            target=target,
-            epochs=epochs,
-            every=every,
-            patience=patience,
-            seed=seed,
-            data_dir=data_dir,
-            judged_by=judged_by,
-        )
-    console.print(training.table(rows))
-    if plot is not None:
-        training.plot(training.read(out), plot)
-        print(plot)
-    if markdown is not None:
-        markdown.write_text(training.markdown(training.read(out)) + "\n", encoding="utf-8")
-        print(markdown)
-    return 0
-
-
-@contextmanager
-def _ends_on_sigterm() -> Iterator[None]:
-    """A polite kill ends a run as Ctrl-C does: with what there is, readable."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
