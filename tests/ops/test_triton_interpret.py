@@ -6,6 +6,7 @@ Triton reads TRITON_INTERPRET when it is imported, so one test runs this file ag
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -264,3 +265,23 @@ def test_a_zero_that_arrives_has_no_sign():
     out_n = triton.decode(reference.topk(pending, (2,)), torch.empty(2), 1.0)
     assert out_n.tolist() == [0.0, 1.0]
     assert not out_n.signbit().any()
+
+
+@interpreted
+def test_no_small_segment_is_searched_in_the_memory():
+    """A bias of ten whose largest element is a million times the others: its floor is just below what it keeps."""
+    from gradsieve.ops.triton_plan import Plan
+    from gradsieve.ops.triton_work import CHOOSE, Work
+
+    grad = torch.randn(1, 3000, generator=torch.Generator().manual_seed(0))
+    grad[0, 5], grad[0, 70] = 1e6, -1e5
+    segments = Segments((0, 10, 100, 3000), (0, 1, 2))
+    pending = Pending(grad, torch.zeros_like(grad), segments)
+    plan = Plan.of(pending, (1, 1, 3))
+    for sampling, searched in ((plan.sampling, 1), (plan.exact_sampling, 0)):
+        work = Work(replace(pending, memory_Ln=torch.zeros_like(grad)), sampling.candidates, by_segment=True)
+        work.find_floors(sampling)
+        work.sieve()
+        work.choose(plan.k_S)
+        assert work.gates[CHOOSE + 1] == searched
+    steps("topk", ((1, 1, 3),), [grad, grad.flip(1), grad * 0], segments.bounds)

@@ -46,13 +46,13 @@ def topk(pending: Pending, k_S: tuple[int, ...]) -> Sparse:
     """Keep the ``k_S[s]`` largest ``abs(p)`` of each segment; of equals, the lowest index.
 
     A sample of p gives a floor that a few more than k exceed; the exact k are found among those. A segment where it was
-    too high is searched in the memory.
+    too high, or 16 times too low, is searched in the memory.
     """
     if not fits(pending):
         return reference.topk(pending, k_S)
     plan = Plan.of(pending, k_S)
-    work = Work(pending, plan.sampling.candidates, by_segment=True)
-    work.find_floors(plan.sampling)
+    work = Work(pending, plan.exact_sampling.candidates, by_segment=True)
+    work.find_floors(plan.exact_sampling)
     work.sieve()
     work.choose(plan.k_S)
     return measured(pending, work.send())

@@ -6,7 +6,7 @@ L workers, n coordinates, S segments, B blocks, K slots (see ``types``).
 import math
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from statistics import NormalDist
@@ -33,12 +33,14 @@ def constant(values: Iterable[object], dtype: torch.dtype, device: torch.device)
 @dataclass(frozen=True)
 class Sampling:
     """One of every ``strides[s]`` coordinates of segment s, whose ``ranks[s]``-th largest value hardly ever exceeds the
-    segment's ``wants[s]``-th."""
+    segment's ``wants[s]``-th. With ``exact``, for who wants no more than that: where the sample is all of a segment, it
+    is that value, and not one that may lie orders of magnitude below."""
 
     segments: Segments
     strides: tuple[int, ...]
     wants: tuple[int, ...]
     device: torch.device
+    exact: bool = False
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -59,8 +61,11 @@ class Sampling:
     @cached_property
     def ranks(self) -> list[int]:
         """Four standard deviations on the safe side of k over the stride."""
-        means = (k / step for k, step in zip(self.wants, self.strides, strict=True))
-        return [math.ceil(mean + 4 * math.sqrt(mean) + 4) if mean else 0 for mean in means]
+        means = [k / step for k, step in zip(self.wants, self.strides, strict=True)]
+        safe = [math.ceil(mean + 4 * math.sqrt(mean) + 4) if mean else 0 for mean in means]
+        if not self.exact:
+            return safe
+        return [k if step == 1 else rank for k, step, rank in zip(self.wants, self.strides, safe, strict=True)]
 
     @cached_property
     def ranks_S(self) -> Tensor:
@@ -126,6 +131,10 @@ class Plan:
         samples = (min(max(size // SPARSE, LEAST_SAMPLES), MOST_SAMPLES) for size in self.segments.sizes)
         strides = tuple(max(cdiv(n, most), 1) for n, most in zip(self.segments.sizes, samples, strict=True))
         return Sampling(self.segments, strides, self.clipped, self.device)
+
+    @cached_property
+    def exact_sampling(self) -> Sampling:
+        return replace(self.sampling, exact=True)
 
     @cached_property
     def known_bands(self) -> dict[tuple[float, float], Tensor]:
