@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 65_536
+BY_SLOT, BY_WORKER = ("offsets_LK", "values_LK"), ("counts_LB", "wanted_L", "nonfinite_L")  # the parts of a Sparse
 """Coordinates in a block: a position inside one fits in 16 bits."""
 
 
@@ -77,8 +78,7 @@ class Sparse:
 
     def rows(self, part: slice) -> "Sparse":
         """What some of the workers keep: views."""
-        names = ("counts_LB", "offsets_LK", "values_LK", "wanted_L", "nonfinite_L")
-        return replace(self, **{name: getattr(self, name)[part] for name in names})
+        return replace(self, **{name: getattr(self, name)[part] for name in (*BY_SLOT, *BY_WORKER)})
 
 
 @dataclass(slots=True)

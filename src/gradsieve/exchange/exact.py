@@ -9,10 +9,8 @@ from torch import Tensor
 from gradsieve import ops
 from gradsieve.exchange.plan import COUNT_BYTES, Plan
 from gradsieve.ops.reference import empty
-from gradsieve.types import Arrival, Link, Pending, Report, Rule, Sparse, Turn
+from gradsieve.types import BY_SLOT, BY_WORKER, Arrival, Link, Pending, Report, Rule, Sparse, Turn
 from gradsieve.wire import Format, Frame
-
-BY_SLOT, BY_WORKER = ("offsets_LK", "values_LK"), ("counts_LB", "wanted_L", "nonfinite_L")
 
 
 class Exact:

@@ -53,7 +53,7 @@ def processors(device: torch.device) -> int:
 @lru_cache(maxsize=16)
 def early(device: torch.device) -> dict[str, bool]:
     """Launch a kernel ahead of the end of the one before, for which it waits, where the device can."""
-    able = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+    able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     able = able and hasattr(tl.extra.cuda, "gdc_wait")  # an older Triton cannot
     return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
 

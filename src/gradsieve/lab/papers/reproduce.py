@@ -79,8 +79,8 @@ def run(entry: Entry, context: Context) -> Outcome:
         write_file(summary, b'{"finished": false}\n')  # said before hours are spent
         try:
             outcome = entry.run(context)
-        except LabError:
-            if before is not None:  # refused: the results are still those of before
+        except (LabError, KeyboardInterrupt):
+            if before is not None:  # the results are still those of before
                 write_file(summary, before)
             raise
         if context.quick:
