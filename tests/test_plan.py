@@ -47,6 +47,29 @@ def test_dense_is_what_ddp_would_send_of_such_gradients(density, dtype, generato
         assert sim.stats().last.bytes <= 3000 * dtype.itemsize
 
 
+@pytest.mark.parametrize("density", [0.6, 0.9])
+def test_a_dense_step_with_a_memory_to_deliver_costs_float32(density, generator):
+    """Momentum always has one: going dense for the 16 bits of a gradient would send more than the elements do."""
+    sent = {}
+    for exchange in ("auto", "allgather"):
+        sim = gs.Simulator(
+            3000, gs.TopK(density), workers=2, dtype=torch.bfloat16, feedback="momentum", exchange=exchange
+        )
+        for _ in range(3):
+            sim.step(torch.randn(2, 3000, generator=generator).bfloat16())
+        sent[exchange] = sim.stats().last.bytes
+    assert sent["auto"] == sent["allgather"] < 4 * 3000
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_dense_float64_gradients_stay_exact(workers, generator):
+    """As float32 values in the packed form they would be fewer bytes, and rounded."""
+    sim = gs.Simulator(3000, gs.Dense(), workers=workers, dtype=torch.float64)
+    grad_Wn = torch.randn(workers, 3000, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(sim.step(grad_Wn), grad_Wn.mean(0), rtol=1e-15, atol=1e-15)
+    assert not sim.channel.memory.memory_Ln.any()
+
+
 def test_a_fixed_rule_knows_its_slots_and_learns_nothing():
     plan = plan_of(fixed=100)
     plan.learn(5000)

@@ -15,8 +15,8 @@ class Tally:
     """Figures of one step, or of all: per worker, the mean over the workers that this process knows of.
 
     ``bytes`` is what a worker sends, headers, counts and padding included; ``dense_bytes`` what it would send in
-    a dense all-reduce of its gradients. ``error`` is the sum over steps of the squared norm of the workers' memory;
-    what owners hold (``exchange="owner"``) is not in it.
+    a dense all-reduce of its gradients (in global scope, of float32). ``error`` is the sum over steps of the squared
+    norm of the workers' memory; what owners hold (``exchange="owner"``) is not in it.
     """
 
     steps: int = 0

@@ -49,7 +49,7 @@ class Pace:
         return self.dense
 
     def _is_hopeless(self, channels: Collection[Channel]) -> bool:
-        dense = self._seconds_a_byte() * sum(channel.plan.dense_bytes for channel in channels)
+        dense = self._seconds_a_byte() * sum(channel.plan.dense_step_bytes for channel in channels)
         return self._second_is_less(dense, HOPELESS * sum(channel.busy for channel in channels))
 
     def _second_is_less(self, first: float, second: float) -> bool:

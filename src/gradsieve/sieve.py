@@ -376,7 +376,7 @@ def _check_module(module: nn.Module, ignored: set[str]) -> None:
             raise ValueError(f"{name} is complex, which no rule takes: keep it as torch.view_as_real of it")
     for name, part in module.named_modules():
         sparse = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
-        if sparse and any(part.weight is p for p in exchanged.values()):
+        if sparse and exchanged.keys() & {f"{name}.{own}".lstrip(".") for own, _ in part.named_parameters()}:
             raise ValueError(f"{name or 'the module'} gives sparse gradients: use nn.Embedding(sparse=False)")
 
 

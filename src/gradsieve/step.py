@@ -80,6 +80,7 @@ class Channel:
             strict=options.strict,
             may_go_dense=options.exchange == "auto",
             width=dtype.itemsize,
+            delivers=self._accelerates,
         )
         self._planned = options.rule  # whose elements the plan knows
         self.exchange = strategy(options.exchange, self.plan, link)
@@ -166,6 +167,7 @@ class Channel:
         All ranks call it, each with names of its own.
         """
         self._may_rest = True
+        self.plan.delivers |= self.plan.fixed is None  # after one sparse step no memory counts as empty
         if self.nothing_waits():
             return
         if names:

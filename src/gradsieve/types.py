@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 65_536
-BY_SLOT, BY_WORKER = ("offsets_LK", "values_LK"), ("counts_LB", "wanted_L", "nonfinite_L")  # the parts of a Sparse
 """Coordinates in a block: a position inside one fits in 16 bits."""
+
+BY_SLOT, BY_WORKER = ("offsets_LK", "values_LK"), ("counts_LB", "wanted_L", "nonfinite_L")
+"""The parts of a ``Sparse``."""
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,7 @@ BAD = [
     (["reproduce", "sahu2021/fig1", "--device", "cuda"], "runs on cpu"),
     (["reproduce", "sahu2021/fig1", "--device", "tpu"], "tpu"),
     (["reproduce", "shi2019/fig1", "--quick", "--compile"], "give --device cuda"),
+    (["reproduce", "all", "--quick", "--compile"], "give --device cuda"),
 ]
 
 

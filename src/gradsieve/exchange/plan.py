@@ -32,6 +32,7 @@ class Plan:
     strict: bool = False  # agree on sizes at every step
     may_go_dense: bool = True
     width: int = 4  # bytes of a gradient's element
+    delivers: bool = False  # dense steps have a memory to deliver, whatever came before
     known: int | None = None  # slots taken from the last counts
     last: int | None = None  # the last largest count
     rest: int = 0  # dense steps still to go
@@ -54,14 +55,22 @@ class Plan:
             return False
         return self.rest > 0 or self.most < (self.fixed or 0)
 
-    @cached_property
+    @property
     def most(self) -> int:
-        """The most slots with which a gather sends no more bytes than a dense all-reduce; -1 where none does."""
+        """The most slots with which a gather sends no more bytes than a dense step; -1 where none does."""
         if not self.may_go_dense:
             return self.size
-        told = (self.workers - 1) * COUNT_BYTES
-        affordable = self.dense_bytes - told
-        return bisect_right(range(self.size + 1), affordable, key=lambda k: self.gather_bytes(self.format(k))) - 1
+        affordable = self.dense_step_bytes - (self.workers - 1) * COUNT_BYTES
+        if affordable not in self._most:
+            slots = range(self.size + 1)
+            self._most[affordable] = (
+                bisect_right(slots, affordable, key=lambda k: self.gather_bytes(self.format(k))) - 1
+            )
+        return self._most[affordable]
+
+    @cached_property
+    def _most(self) -> dict[int, int]:
+        return {}
 
     def format(self, slots: int) -> Format:
         return Format(self.size, slots, self.values, self.layout, form_of(self.size, slots))
@@ -73,7 +82,16 @@ class Plan:
     @property
     def dense_bytes(self) -> int:
         """What a rank sends in a ring all-reduce of the gradient."""
-        return 2 * (self.workers - 1) * self.width * self.size // self.workers
+        return self._reduced(self.width)
+
+    @property
+    def dense_step_bytes(self) -> int:
+        """What a dense step is taken to cost here: it sends a memory as float32. It is exact, where values may not be,
+        so float64 counts as no more."""
+        return self._reduced(4 if self.delivers else min(self.width, 4))
+
+    def _reduced(self, width: int) -> int:
+        return 2 * (self.workers - 1) * width * self.size // self.workers
 
     def learn(self, wanted: int) -> None:
         """Take in the largest count of the exchange that just ended."""

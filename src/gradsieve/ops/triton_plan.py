@@ -101,7 +101,7 @@ class Plan:
     def of(pending: Pending, k_S: tuple[int, ...]) -> "Plan":
         plan = _plan(pending.segments, tuple(k_S), pending.grad_Ln.device)
         if plan.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            _captured.add(plan)
+            return _captured.setdefault(plan, plan)
         return plan
 
     @cached_property
@@ -156,7 +156,7 @@ def _plan(segments: Segments, k: tuple[int, ...], device: torch.device) -> Plan:
     return Plan(segments, k, device)
 
 
-_captured: set[Plan] = set()
+_captured: dict[Plan, Plan] = {}
 """A captured graph reads its plan's tensors at every replay."""
 
 

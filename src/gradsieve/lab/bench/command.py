@@ -53,7 +53,7 @@ def bench_step(
     ] = None,
     link: Annotated[
         list[str] | None,
-        typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: these and 10mbit."),
+        typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: unshaped, 1gbit, 100mbit, 10mbit."),
     ] = None,
     way: Annotated[
         list[str] | None,
@@ -123,7 +123,8 @@ def bench_accuracy(
         list[str] | None, typer.Option(help="unshaped, 1gbit, 100mbit, ...; or loopback. Default: 100mbit.")
     ] = None,
     way: Annotated[
-        list[str] | None, typer.Option(help="dense, 'PowerSGD rank 1', a rule ... Default: all of them.")
+        list[str] | None,
+        typer.Option(help="dense, 'PowerSGD rank 1', a rule ... Default: dense, PowerSGD and two rules."),
     ] = None,
     target: Annotated[float, typer.Option(min=0.0, max=1.0, help="The accuracy to reach.")] = 0.95,
     epochs: Annotated[int, typer.Option(min=1, help="The schedule's length, and the most that is trained.")] = 20,

@@ -11,6 +11,7 @@ from gradsieve.lab.papers import console, entries, get
 from gradsieve.lab.papers.entry import Context
 from gradsieve.lab.papers.reproduce import chosen, context_of, run
 from gradsieve.lab.progress import Bars
+from gradsieve.lab.runner import check_compiled
 
 HOME = Path("runs/papers")
 
@@ -38,6 +39,7 @@ def listing() -> int:
 
 def reproduce(key: str | None, options: Options) -> int:
     """Runs one entry or all; of all, those without their data are named at the end and make the status 2."""
+    check_compiled(options.compiled, options.device)
     missing: dict[str, list[str]] = {}  # what could not be run, by the reason
     wanted = chosen(key, epochs=options.epochs, seeds=options.seeds, device=options.device)
     for number, entry in enumerate(wanted, start=1):
