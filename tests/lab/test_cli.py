@@ -10,6 +10,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+import gradsieve as gs
 from gradsieve.cli import app, main
 from gradsieve.lab.records import read
 
@@ -180,3 +181,8 @@ def test_a_signal_ends_a_run_within_5_seconds_with_what_there_is(tmp_path, envir
     assert not json.loads((tmp_path / "summary.json").read_text())["runs"][0]["finished"]
     assert main(["report", str(tmp_path)]) == 0
     assert "was interrupted" in (tmp_path / "report.html").read_text()
+
+
+def test_it_says_its_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gradsieve {gs.__version__}\n"

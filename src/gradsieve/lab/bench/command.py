@@ -108,7 +108,7 @@ Ours run first; another way is given up after --patience times our best, since t
 
   gradsieve bench accuracy --task digits-wide --link 100mbit --target 0.95
 
-  gradsieve bench accuracy --task cifar-wide --data-dir DIR --link 100mbit --target 0.4 --every 25
+  gradsieve bench accuracy --task cifar-wide --data-dir DIR --target 0.4
 """
 
 
